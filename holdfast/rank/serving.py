@@ -18,7 +18,6 @@ from holdfast.errors import (
     GateTripped,
     HoldfastError,
     RankDied,
-    StateError,
 )
 from holdfast.journal import Commit
 from holdfast.machine import heartbeats
@@ -66,12 +65,9 @@ from holdfast.training import (
     begin_save_aside,
     digest_form,
     examine_recipe,
-    find_shards,
-    find_wanted,
     forget_committed,
     list_events,
     measure_probe,
-    read_shards,
     repeat_evaluation,
     repeat_last_step,
     resume,
@@ -82,7 +78,7 @@ from holdfast.training import (
     steps,
     take_up,
 )
-from holdfast.training.reading import read_on_node
+from holdfast.training.reading import read_state
 
 # The phase of the rank's heartbeat while it executes an order. In addition, each step of a `Train` begins its own
 # phase.
@@ -434,18 +430,7 @@ def load_checkpoint(
     """
     loaded, problem = None, None
     try:
-        shards = find_shards(training.recipe)
-        if len({*training.ranks.gather(bool(shards))}) > 1:
-            raise StateError(
-                "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
-                hint="shard each model in all ranks in the same way: holdfast docs layouts",
-            )
-        wanted = find_wanted(training)
-        if shards or wanted is not None:
-            training.saver.wait()
-            payload = read_shards(training.ranks.exchange, shards, folder, commit, training.saver.buffers, near, wanted)
-        else:
-            payload = read_on_node(training, folder, commit, near)
+        payload = read_state(training, folder, commit, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # the checkpoint was deleted after its payload was read
             raise CheckpointDamaged(f"{commit.path} has no metadata.json any more")

@@ -8,6 +8,7 @@ exactly.
 import base64
 import enum
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,15 @@ def _add(
     if tensor.size_bytes and place is not None:  # skip empty tensors, which may share an address without being tied
         seen.places[place] = (value, name)
     return name
+
+
+def list_marked(tree: Any) -> Iterator[str]:
+    """Yield the names of the tensors that a state's tree refers to."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key in ("$tensor", "$array") and isinstance(value, str):
+                yield value
+            else:
+                yield from list_marked(value)
+    for each in tree if isinstance(tree, list) else ():
+        yield from list_marked(each)

@@ -5,7 +5,6 @@ A payload contains a sharded tensor under its full name and with its full shape,
 
 import functools
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -186,12 +185,6 @@ def _find_holders(shape: tuple[int, ...], mesh: Any, placements: Sequence[Any]) 
 
 class ShardForm(TensorForm):
     """The form of a `DTensor`; see `TensorForm`."""
-
-    def matches(self, value: Any) -> bool:
-        # Don't import `DTensor` at the top of the module: a loop of a pipeline's stages, without sharded tensors, would
-        # wait 1.3 s for the import.
-        found = sys.modules.get("torch.distributed.tensor")
-        return found is not None and isinstance(value, found.DTensor)
 
     def check(self, tensor: Any, name: str) -> None:
         """Raise StateError if the tensor is a partial sum: each rank holds an addend, and the sum isn't computed."""

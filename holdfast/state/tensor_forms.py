@@ -1,7 +1,6 @@
 """The forms of tensors: a whole tensor, or one of which each rank holds a region.
 
-A form's module is imported only once the program has imported the class of its tensors: before that, no tensor can have
-the form.
+A form's code is imported at the first tensor of the form.
 """
 
 import functools
@@ -18,8 +17,9 @@ from holdfast.state.tensors import TensorBytes
 
 T = TypeVar("T")
 
-# The forms of tensors that are divided over the ranks, as ``module:object``, by the module of the tensors' class.
-FORMS = {"torch.distributed.tensor": "holdfast.state.sharded:SHARDED"}
+# The forms of tensors that are divided over the ranks, as ``module:object``, by module and name of the tensors' class.
+# The class isn't imported here: a run without such tensors would wait 1.3 s for the import.
+FORMS = {("torch.distributed.tensor", "DTensor"): "holdfast.state.sharded:SHARDED"}
 
 
 class RegionBytes:
@@ -36,10 +36,7 @@ class RegionBytes:
 
 
 class TensorForm(Protocol):
-    """A form of tensors that are divided over the ranks. Each method but `matches` gets a tensor of this form."""
-
-    def matches(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this form."""
+    """A form of tensors that are divided over the ranks. Each method gets a tensor of this form."""
 
     def check(self, tensor: Any, name: str) -> None:
         """Raise StateError if the tensor can't be saved. The message has the name."""
@@ -71,17 +68,10 @@ def _load(name: str) -> TensorForm:
 
 def find_form(value: Any) -> TensorForm | None:
     """Return the form of a tensor that is divided over the ranks; None for a whole tensor, and for any other value."""
-    for module, name in FORMS.items():
-        if module in sys.modules:
-            form = _load(name)
-            if form.matches(value):
-                return form
+    for (module, kind), name in FORMS.items():
+        if (found := sys.modules.get(module)) is not None and isinstance(value, getattr(found, kind)):
+            return _load(name)
     return None
-
-
-def has_forms() -> bool:
-    """Return whether this process may have tensors that are divided over the ranks."""
-    return any(module in sys.modules for module in FORMS)
 
 
 def is_sharded(value: Any) -> bool:
@@ -123,6 +113,15 @@ def bytes_of(tensor: torch.Tensor) -> Source:
     """Return a tensor's bytes, for a payload."""
     form = find_form(tensor)
     return TensorBytes(tensor) if form is None else form.bytes_of(tensor)
+
+
+def list_shards(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the sharded tensors in nested mappings and lists, each with its dotted name."""
+    if is_sharded(value):
+        yield name, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from list_shards(item, f"{name}.{key}" if name else str(key))
 
 
 # ---- the tensors of a payload

@@ -7,7 +7,6 @@ from holdfast.training.build import Training
 from holdfast.training.examinations import examine_recipe
 from holdfast.training.horizon import find_idle, list_events
 from holdfast.training.loop import evaluate_recipe, repeat_evaluation, steps
-from holdfast.training.naming import find_wanted
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import spell_lines
 from holdfast.training.rehearsing import digest_form, forget_committed, take_up
@@ -15,13 +14,10 @@ from holdfast.training.repeating import repeat_last_step
 from holdfast.training.resuming import Resumed, resume, resume_weights
 from holdfast.training.runner import run_program
 from holdfast.training.saving import begin_save, begin_save_aside, count_params
-from holdfast.training.sharded.exchange import Exchange
-from holdfast.training.sharded.restoring import find_shards, read_shards
 from holdfast.training.skipping import set_skipped
 from holdfast.training.surviving import go_back, save_alone
 
 __all__ = [
-    "Exchange",
     "Gate",
     "Resumed",
     "Training",
@@ -32,13 +28,10 @@ __all__ = [
     "evaluate_recipe",
     "examine_recipe",
     "find_idle",
-    "find_shards",
-    "find_wanted",
     "forget_committed",
     "go_back",
     "list_events",
     "measure_probe",
-    "read_shards",
     "repeat_evaluation",
     "repeat_last_step",
     "resume",

@@ -32,10 +32,10 @@ from holdfast.training.grouping import Grouping
 from holdfast.training.kept import GRADIENTS, list_contained
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import read_rates
+from holdfast.training.placement import check_divided
 from holdfast.training.program import Program, build_program
 from holdfast.training.progress import Stage, TrainingProgress
 from holdfast.training.schedulers import Schedulers, copy_built
-from holdfast.training.sharded.model import check_sharding
 from holdfast.training.step_record import StepRecord, choose_every
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
@@ -91,7 +91,7 @@ class Training:
         self.program = program = program or build_program(config)
         self.accelerator, self.recipe, self.settings = program.accelerator, program.recipe, program.settings
         self.flags = check_built_flags(config.determinism)
-        check_sharding(config, self.recipe, self.accelerator)
+        check_divided(config, self.recipe, self.accelerator)
         self.ranks = _make_ranks(config, program)
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
         self.order = self._order()

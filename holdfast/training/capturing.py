@@ -18,6 +18,7 @@ from holdfast.state.layout import index_once, is_expanded
 from holdfast.state.optimizers import loading_exactly, refill
 from holdfast.training.adalora import ALLOCATORS
 from holdfast.training.build import Training
+from holdfast.training.division import find_division
 from holdfast.training.elastic import DATA_RANKS, digest_state, restore_generators, take_extras
 from holdfast.training.naming import name_parameters, numbered_state, optimizer_state
 from holdfast.training.optimizers import lay_out_state, list_members, parts_of
@@ -114,7 +115,7 @@ def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any]
             "trains a share of a batch has changed them",
             hint=training.program.advice.shares,
         )
-    is_divided = own is None or training.ranks.stages is not None or has_shards(to_payload(own))
+    is_divided = own is None or find_division(training, to_payload(own)) is not None
     return training.ranks.gather(state) if is_divided else training.ranks.gather_in_main(state)
 
 

@@ -16,6 +16,7 @@ from holdfast.state.checksum import checksum, checksum_together, checksum_value
 from holdfast.state.tensor_forms import list_tensors
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, copy_extras
+from holdfast.training.division import make_division
 
 
 def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def describe_components(training: Training, *, in_detail: bool) -> dict[str, Any
         members.setdefault(_component_of(name, buffers), {})[name] = tensor
     values = _values_of(payload.tree)
     if training.ranks.stages is not None:
-        return _describe_stages(training, members, values, in_detail=in_detail)
+        return make_division(training).describe(members, values, in_detail=in_detail)
     names = sorted(members.keys() | values.keys(), key=causes_first)
     found: dict[str, Any] = {}
     for name in names:
@@ -63,42 +64,6 @@ def undone_extras(training: Training) -> Iterator[Callable[[], bool]]:
     put_back, before = copy_extras(training), describe()
     yield lambda: describe() == before
     put_back()
-
-
-def _describe_stages(
-    training: Training, members: dict[str, dict[str, torch.Tensor]], values: dict[str, int], *, in_detail: bool
-) -> dict[str, Any]:
-    """Return the checksums of the whole pipeline's stages, and of this rank's own extras.
-
-    If several ranks hold a tensor, the lowest rank's tensor counts.
-    """
-    own = {
-        component: dict(zip(each, checksum(list(each.values())), strict=True)) for component, each in members.items()
-    }
-    found = training.ranks.gather([_pick(each, is_extra=False) for each in (own, values)])
-    found.insert(0, [_pick(each, is_extra=True) for each in (own, values)])
-    sums: dict[str, dict[str, int]] = {}
-    plain: dict[str, set[int]] = {}
-    for each, others in reversed(found):
-        for component, named in each.items():
-            sums.setdefault(component, {}).update(named)
-        for component, value in others.items():
-            plain.setdefault(component, set()).add(value)
-    described: dict[str, Any] = {}
-    for component in sorted(sums.keys() | plain.keys(), key=causes_first):
-        total = sum(plain.get(component, ()))
-        for _, value in sorted(sums.get(component, {}).items()):
-            total = (total * 31 + value) % 2**64
-        described[component] = f"{total % 2**64:016x}"
-    if in_detail:
-        named = {name: value for each in sums.values() for name, value in each.items()}
-        described["tensors"] = {name: f"{value:016x}" for name, value in sorted(named.items())}
-    return described
-
-
-def _pick(components: dict[str, Any], *, is_extra: bool) -> dict[str, Any]:
-    """Return the extras' components, which differ between ranks; if ``is_extra`` is False, all other components."""
-    return {name: each for name, each in components.items() if name.startswith("extras.") == is_extra}
 
 
 def _component_of(name: str, buffers: set[str]) -> str:

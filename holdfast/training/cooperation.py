@@ -7,9 +7,11 @@ is cut into a fixed number of shares, whatever the number of ranks, and all rank
 
 import abc
 import contextlib
+import hashlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -18,15 +20,22 @@ from torch import Tensor, nn
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
 from holdfast.machine import determinism
-from holdfast.state import capture_rng, digest_rng, gather_whole, is_sharded
+from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.state.checksum import count_by_place
 from holdfast.state.layout import share_tensor
 from holdfast.training import objects
 from holdfast.training.data_ranks import DataRanks, check_model, separate
+from holdfast.training.gradient_norm import take_local_norm
 from holdfast.training.own_gradients import OwnGradients
-from holdfast.training.sharded.exchange import Exchange
-from holdfast.training.sharded.stages import Stages
 from holdfast.training.step_record import Unread
+from holdfast.training.tensor_names import list_saved_names
+
+if TYPE_CHECKING:
+    from holdfast.training.sharded.exchange import Exchange
+    from holdfast.training.sharded.stages import Stages
+
+# The package with the code of shards and stages, which most runs don't import.
+SHARDED = "holdfast.training.sharded"
 
 # A function of a step's number and of shares' numbers: it loads the micro-batches of these shares of the step's batch
 # again, and returns the micro-batches' names.
@@ -69,6 +78,19 @@ class Cooperation(abc.ABC):
         """Return this rank's number, from 0."""
         return int(self.accelerator.process_index)
 
+    def find_stages(self, model: nn.Module, *, is_told: bool) -> None:
+        """Find out whether the ranks hold the stages of a pipeline, and set `stages`. All ranks call it together.
+
+        Args:
+            is_told: whether the program itself has set its data ranks: which ranks train the same samples.
+
+        Raises:
+            RecipeError: the ranks' stages can't be trained and saved together; all ranks raise it.
+        """
+        names = hashlib.sha256(repr(sorted(list_saved_names(model))).encode()).hexdigest()
+        if len({*self.gather(names)}) > 1:
+            self.stages = pkgutil.resolve_name(f"{SHARDED}.stages:make_stages")(model, self, is_told=is_told)
+
     @property
     def has_others(self) -> bool:
         """Return whether other ranks train together with this rank."""
@@ -80,10 +102,10 @@ class Cooperation(abc.ABC):
         return self.is_alone or bool(self.accelerator.is_main_process)
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> "Exchange":
         """Return the `Exchange` by which the ranks save and restore a sharded state. All ranks ask for it together."""
         if self._exchange is None:
-            self._exchange = Exchange(self.accelerator.device)
+            self._exchange = pkgutil.resolve_name(f"{SHARDED}.exchange:Exchange")(self.accelerator.device)
         return self._exchange
 
     def gather(self, value: Any) -> list[Any]:
@@ -266,35 +288,16 @@ class SeparateRanks(Cooperation):
         return mean
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        groups = _group_by_mesh(parameters)
-        if self.stages is not None:
-            return self._clip_stages(self.stages, parameters, limit)
-        if len(groups) > 1:
-            return self._clip_on_meshes(groups, limit)
+        if self.stages is not None or any(is_sharded(each.grad) for each in parameters):
+            clip = pkgutil.resolve_name(f"{SHARDED}.clipping:clip_regions")
+            return cast(Tensor, clip(self.accelerator, self.stages, parameters, limit))
         if limit < math.inf:
-            norm: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
-            return gather_whole(norm)
+            clipped: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
+            return clipped
         # Don't call torch's clipping with an infinite limit: it would read the whole gradient again, and a single
         # infinite number would make the whole gradient NaN.
         self.accelerator.unscale_gradients()
-        return _take_norm(parameters)
-
-    def _clip_on_meshes(self, groups: Sequence[Sequence[Tensor]], limit: float) -> Tensor:
-        self.accelerator.unscale_gradients()
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([_take_norm(group) for group in groups]))
-        for group in groups if limit < math.inf else ():
-            nn.utils.clip_grads_with_norm_(group, limit, norm)
-        return norm
-
-    def _clip_stages(self, stages: Stages, parameters: Sequence[Tensor], limit: float) -> Tensor:
-        """Clip by the norm of the whole pipeline's gradient, and return this norm. All ranks call it together."""
-        self.accelerator.unscale_gradients()
-        own = _take_norm(each for each in parameters if id(each) not in stages.repeated)
-        norms = self.accelerator.gather(own.to(self.accelerator.device, torch.float32).reshape(1))
-        norm: Tensor = torch.linalg.vector_norm(norms[stages.pipeline])
-        if limit < math.inf:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return norm
+        return take_local_norm(parameters)
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
         return [each.samples for each in steps]
@@ -306,22 +309,3 @@ class SeparateRanks(Cooperation):
         seen = {"samples": samples, "gradient": self._gradients.describe(), "state": state}
         facts = {name: value for name, value in seen.items() if value}
         return [{"rank": self.own_number, "generators": drawn_from, **facts, **loss}]
-
-
-def _group_by_mesh(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the parameters that have a gradient, grouped by mesh: torch can't combine tensors of different meshes.
-
-    With tensor parallelism there are several meshes: layers outside the plan are only on the data-parallel mesh.
-    """
-    groups: dict[Any, list[Tensor]] = {}
-    for each in parameters:
-        if each.grad is not None:
-            groups.setdefault(getattr(each.grad, "device_mesh", None), []).append(each)
-    return [*groups.values()]
-
-
-def _take_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Return the norm of the gradient of parameters on one mesh."""
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-    return gather_whole(nn.utils.get_total_norm(dense))

@@ -12,7 +12,6 @@ import torch
 from holdfast.training.build import Training
 from holdfast.training.grouping import FROZEN, REGROUPED
 from holdfast.training.optimizers import parts_of
-from holdfast.training.sharded.stages import Wanted, list_saved_names
 
 
 def optimizer_state(training: Training) -> dict[str, Any]:
@@ -69,14 +68,6 @@ def numbered_state(training: Training, saved: dict[str, Any]) -> dict[str, Any]:
             for group, built in zip(saved["param_groups"], own["param_groups"], strict=True)
         ],
     }
-
-
-def find_wanted(training: Training) -> Wanted | None:
-    """Return the names of the tensors that this rank's stage of a pipeline loads; None without a pipeline."""
-    if training.ranks.stages is None:
-        return None
-    model = training.recipe.model
-    return Wanted(frozenset({*list_saved_names(model), *model.state_dict()}), frozenset(name_parameters(training)))
 
 
 def has_names(saved: dict[str, Any]) -> bool:

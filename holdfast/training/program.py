@@ -24,9 +24,8 @@ from holdfast.training.devices import prepare_device
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers, parts_of, refuse_partitioned
+from holdfast.training.placement import find_data_groups, place_modules
 from holdfast.training.pruned import find_pruned
-from holdfast.training.sharded.model import find_data_ranks, place_model
-from holdfast.training.sharded.stages import find_stages
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class RecipeProgram(Program):
         for part in parts_of(recipe.optimizer):
             refuse_partitioned("the recipe's optimizer", part)
         ranks.check_optimizer(recipe.optimizer)
-        place_model(config, recipe, accelerator)
+        place_modules(config, recipe, accelerator)
         ranks.attach([recipe.model])
         for name, extra in recipe.extras.items():
             refuse_inexact(f"Recipe(extras={{{name!r}: ...}})", extra)
@@ -198,7 +197,7 @@ class LoopProgram(Program):
         ranks.check_optimizer(self.recipe.optimizer)
         ranks.attach(self._trained)
         if not ranks.has_common_state:
-            ranks.stages = find_stages(self.recipe.model, ranks, is_told=self.data_ranks is not None)
+            ranks.find_stages(self.recipe.model, is_told=self.data_ranks is not None)
         return self.recipe.model, self.recipe.optimizer
 
 
@@ -211,4 +210,4 @@ def build_program(config: RunConfig) -> Program:
     """
     accelerator = prepare_device(config)
     built = build_recipe(config.recipe, config.settings, accelerator.device)
-    return RecipeProgram(accelerator, *built, data_ranks=find_data_ranks(config, accelerator))
+    return RecipeProgram(accelerator, *built, data_ranks=find_data_groups(config, accelerator))

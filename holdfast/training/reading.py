@@ -1,20 +1,22 @@
-"""The reading of a checkpoint by several ranks that each need all of it: one rank of each node reads and verifies it.
+"""The reading of a checkpoint by all ranks.
 
-The other ranks of the node map the reader's memory. So the node has the checkpoint in its memory once, and reads it
-once from the store. No rank keeps the memory after the restore.
+If each rank needs all of it, one rank of each node reads and verifies it, and the other ranks of the node map the
+reader's memory. So the node has the checkpoint in its memory once, and reads it once from the store. No rank keeps the
+memory after the restore.
 """
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.checkpoint import NearReader, Payload, deserialize, read_payload
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StateError
 from holdfast.journal import Commit
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import find_free_memory
 from holdfast.memory import SharedBuffers, map_shared
 from holdfast.store import Store
 from holdfast.training.build import Training
+from holdfast.training.division import find_built_division
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -33,7 +35,28 @@ class _Offer(NamedTuple):
     failure: HoldfastError | None
 
 
-def read_on_node(training: Training, folder: Store, commit: Commit, near: NearReader | None) -> Payload:
+def read_state(training: Training, folder: Store, commit: Commit, near: NearReader | None) -> Payload:
+    """Read and verify a committed state; if it is divided over the ranks, this rank's part. All ranks call it together.
+
+    Args:
+        near: the reader of this node's local copies, which are tried before the store; None if there are none.
+
+    Raises:
+        CheckpointDamaged, RunStopped: see `read_payload`.
+        StateError: only some ranks hold a part of the state.
+    """
+    division = find_built_division(training)
+    if len({*training.ranks.gather(division is not None)}) > 1:
+        raise StateError(
+            "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
+            hint="shard each model in all ranks in the same way: holdfast docs layouts",
+        )
+    if division is not None:
+        return division.read(folder, commit, near)
+    return _read_on_node(training, folder, commit, near)
+
+
+def _read_on_node(training: Training, folder: Store, commit: Commit, near: NearReader | None) -> Payload:
     """Read and verify a committed state, once on each node. All ranks call it together.
 
     Args:

@@ -20,13 +20,11 @@ from holdfast.state.tensor_forms import is_sharded, place_of, shard_of
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components
+from holdfast.training.division import find_division, make_division
 from holdfast.training.examinations import examine_parameter, sum_outside_modules
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.round_trip import MOST_TRIED_BYTES, check_round_trip
-from holdfast.training.sharded.replicas import check_replicas
-from holdfast.training.sharded.restoring import find_shards, find_unplaced
-from holdfast.training.sharded.stages import hold_whole, unite
 from holdfast.training.structure import has_own_loading
 
 LOADS = "the model's hooks, or its own load_state_dict, have to load everything that its state_dict returns"
@@ -139,16 +137,12 @@ def check_savable(training: Training, moment: str, others: dict[str, Any] | None
 
 def _check_copies(training: Training, common: Payload) -> None:
     """Raise StateError in all ranks if several ranks hold different values of one tensor, or of one row of a tensor."""
-    ranks = training.ranks
-    if ranks.stages is not None:
-        if all(ranks.gather(bool(common.tree))):
-            check_replicas(ranks.exchange, unite(ranks.exchange, common))
-    elif state.has_shards(common):
-        check_replicas(ranks.exchange, common)
-    elif training.recipe.has_own_loop and ranks.has_groups:
+    if (division := find_division(training, common)) is not None:
+        division.check_copies(common)
+    elif training.recipe.has_own_loop and training.ranks.has_groups:
         # Before the first step, stages of a pipeline look like replicas if their layers have the same names. The error
         # of this check names such layers.
-        check_replicas(ranks.exchange, hold_whole(common))
+        make_division(training).check_groups(common)
 
 
 def _find_other_tensors(training: Training, payload: Payload) -> tuple[str, str] | None:
@@ -213,7 +207,8 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
             hint="in a pipeline, keep only whole tensors besides the stages: holdfast docs layouts",
         )
     model = training.recipe.model
-    if state.has_shards(common) and (name := find_unplaced(common, find_shards(training.recipe))):
+    division = find_division(training, common)
+    if division is not None and (name := division.find_unplaced(common)):
         raise RecipeError(
             f"{name} is sharded over the ranks in a different way than its parameter, so a resume couldn't "
             "shard it again",

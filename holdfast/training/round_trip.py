@@ -17,6 +17,7 @@ from torch import nn
 from holdfast import state
 from holdfast.checkpoint import Payload, Tensor, differences
 from holdfast.errors import RecipeError, StateError
+from holdfast.state.encoding import list_marked
 from holdfast.state.tensor_forms import place_of, shard_of
 from holdfast.state.values import is_adapter
 from holdfast.training.build import Training
@@ -24,7 +25,6 @@ from holdfast.training.capturing import UNFIT, capture_own, load, load_optimizer
 from holdfast.training.kept import GRADIENTS, MODES, OWN_EXTRAS
 from holdfast.training.optimizers import parts_of
 from holdfast.training.references import References
-from holdfast.training.sharded.stages import list_marked
 from holdfast.training.tying import tie_to_model
 
 MOST_TRIED_BYTES = 2**30

@@ -19,13 +19,11 @@ from holdfast.store import Store
 from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
+from holdfast.training.division import find_division
 from holdfast.training.examinations import compare_outside_modules
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
-from holdfast.training.sharded.exchange import Exchange
-from holdfast.training.sharded.replicas import check_replicas
-from holdfast.training.sharded.stages import unite
 
 
 def begin_save(
@@ -75,10 +73,11 @@ def begin_save(
     } | _describe_save(training, probe, lines)  # fmt: skip
     warnings = (*training.record.warnings, *compare_outside_modules(training.recipe, training.record.unkept))
     payload, shown = _take_payload(training), training.record.gallery.take()
-    peers = training.ranks.exchange if _is_divided(training, payload) else None
-    if training.ranks.is_main or peers is not None:
+    division = find_division(training, payload)
+    if training.ranks.is_main or division is not None:
         training.saver.wait()  # wait for the last save, because its end sets training.parent
-        payload = _agree(training, payload, peers)
+        payload = payload if division is None else division.unite(payload)
+        peers = None if division is None else division.peers
         stall_s: Future[float] = Future()  # `note`, in another thread, waits for it: the stall may not have ended yet
 
         def note(saved: checkpoint.Saved) -> None:
@@ -131,10 +130,11 @@ def begin_save_aside(
         "trained_at": trained_at, "train_s": train_s, "config_fingerprint": fingerprint, "environment": environment,
     } | _describe_save(training, probe, lines)  # fmt: skip
     payload, shown = _take_payload(training), training.record.gallery.read()
-    peers = training.ranks.exchange if _is_divided(training, payload) else None
-    if training.ranks.is_main or peers is not None:
+    division = find_division(training, payload)
+    if training.ranks.is_main or division is not None:
         training.saver.wait()  # wait for the last save, because its end sets training.parent
-        payload = _agree(training, payload, peers)
+        payload = payload if division is None else division.unite(payload)
+        peers = None if division is None else division.peers
         described["previous_checkpoint_sha256"] = training.parent
         training.saver.begin(
             folder, payload, described, _to_text(lines), then,
@@ -155,27 +155,6 @@ def _take_payload(training: Training) -> checkpoint.Payload:
     check_same_ranks(training)
     payload = state.to_payload(capture(training))
     return payload if training.ranks.has_others else state.localize(payload)  # a single rank holds the whole state
-
-
-def _is_divided(training: Training, payload: checkpoint.Payload) -> bool:
-    """Return whether each rank holds a shard or a stage of the state."""
-    return training.ranks.stages is not None or state.has_shards(payload)
-
-
-def _agree(training: Training, payload: checkpoint.Payload, peers: Exchange | None) -> checkpoint.Payload:
-    """Return the payload; if each rank holds a shard or a stage, with the main rank's plain values in all ranks.
-
-    Plain values, such as metrics, may differ between ranks. In the file they have to be equal, because the length of
-    their text decides where the tensors' bytes begin.
-    """
-    if peers is None:
-        return payload
-    if training.ranks.stages is not None:
-        payload = unite(peers, payload)
-    else:
-        payload = checkpoint.Payload(payload.tensors, peers.decide(lambda: payload.tree))
-    check_replicas(peers, payload)
-    return payload
 
 
 def _to_text(lines: list[dict[str, Any]]) -> str:

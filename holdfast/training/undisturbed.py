@@ -19,8 +19,8 @@ from holdfast.state.layout import copy_into
 from holdfast.training.build import Training
 from holdfast.training.capturing import copy_extras
 from holdfast.training.checksums import describe_components
+from holdfast.training.fsdp_modules import list_fsdp_modules, shard_again
 from holdfast.training.optimizers import list_stepped
-from holdfast.training.sharded.model import list_fsdp_modules, shard_again
 
 # The attributes of a module that torch itself reads.
 OF_TORCH = vars(nn.Module()).keys()

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 from holdfast.checkpoint import Saved, Saver
 from holdfast.state import localize, to_payload
 from holdfast.store.local import LocalStore
-from holdfast.training import Exchange, read_shards
+from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.restoring import read_shards
 from tests.bench.disk import make_cold
 from tests.bench.frame import Benchmark, Row, ask, compare, scratch, time_of
 from tests.support.makers import METADATA_FIELDS, commit_of

@@ -24,9 +24,10 @@ from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_pa
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, find_shards, read_shards, resume
+from holdfast.training import Gate, Training, begin_save, resume
 from holdfast.training.recording import read_lines
 from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.sharded.restoring import find_shards, read_shards
 from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of

@@ -5,9 +5,8 @@ A recipe may also have its own function that shards the model, by any of torch's
 
 import functools
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from holdfast.recipe import Recipe
 from holdfast.state import is_sharded
 from holdfast.state.layout import share_tensor
 from holdfast.training.data_ranks import DataRanks, gather_data_ranks
+from holdfast.training.fsdp_modules import list_fsdp_modules as list_fsdp_modules
+from holdfast.training.fsdp_modules import shard_again as shard_again
 from holdfast.training.optimizers import parts_of
 
 SETTING = 'compute.parallel = "fsdp"'
@@ -200,23 +201,6 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
 def list_whole(model: nn.Module) -> list[str]:
     """Return the names of a model's trainable parameters that aren't sharded."""
     return [name for name, each in model.named_parameters() if each.requires_grad and not is_sharded(each)]
-
-
-def list_fsdp_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of a model that `fully_shard` has sharded."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a run without sharded modules needn't import torch's FSDP
-    return [each for each in model.modules() if fsdp is not None and isinstance(each, fsdp.FSDPModule)]
-
-
-def shard_again(modules: Iterable[Any]) -> None:
-    """Shard modules again that are still gathered after a forward pass.
-
-    By default FSDP2 keeps the outermost module gathered after a forward pass, because the backward pass needs it next.
-    After an evaluation no backward pass follows. Without this call the model would then have different parameters than
-    its optimizer.
-    """
-    for each in modules:
-        each.reshard()
 
 
 def materialize(model: nn.Module, place: torch.device, made: dict[int, nn.Parameter]) -> None:

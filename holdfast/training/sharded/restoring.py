@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +16,17 @@ from holdfast.journal import Commit
 from holdfast.memory import Buffers
 from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
-from holdfast.state.encoding import DTYPES
+from holdfast.state.encoding import DTYPES, list_marked
 from holdfast.state.items import ITEM
 from holdfast.state.sharded import ShardedBytes, cut_like
-from holdfast.state.tensor_forms import is_sharded, local_of, shard_of
+from holdfast.state.tensor_forms import list_shards, local_of, shard_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
 from holdfast.training.kept import GRADIENTS
 from holdfast.training.left_gradients import UNSYNCED
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
-from holdfast.training.sharded.stages import Wanted, is_united, list_marked, make_absent, take_present
+from holdfast.training.sharded.stages import Wanted, is_united, make_absent, take_present
 from holdfast.training.unsynced import like_stack
 
 # The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
@@ -52,7 +52,7 @@ def find_shards(recipe: Recipe) -> Shards:
         if isinstance(module, nn.Module)
         for name, each in module.named_parameters(remove_duplicate=False)
     }
-    return dict(_list_shards({"model": recipe.model.state_dict(), "extras": extras, PARAMETERS: parameters}, ""))
+    return dict(list_shards({"model": recipe.model.state_dict(), "extras": extras, PARAMETERS: parameters}))
 
 
 def find_unplaced(payload: Payload, shards: Shards) -> str:
@@ -72,14 +72,6 @@ def find_unplaced(payload: Payload, shards: Shards) -> str:
 
 def _describe_layout(shard: Any) -> tuple[Any, ...]:
     return shard.device_mesh, shard.placements, shard.shape
-
-
-def _list_shards(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if is_sharded(value):
-        yield name, value
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, item in items:
-        yield from _list_shards(item, f"{name}.{key}" if name else str(key))
 
 
 def read_shards(

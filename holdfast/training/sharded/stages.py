@@ -6,8 +6,7 @@ the names that it has built. Each layer needs the name that it has in the whole 
 on which rank has which layers.
 """
 
-import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,13 @@ from torch.nn.parameter import is_lazy
 from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import CheckpointDamaged, RecipeError, StateError
 from holdfast.state.decoding import shape_of
-from holdfast.state.encoding import DTYPES
+from holdfast.state.encoding import DTYPES, list_marked
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensor_forms import is_sharded
 from holdfast.state.tensors import TensorBytes
 from holdfast.training.data_ranks import HINT, DataRanks
 from holdfast.training.sharded.exchange import Exchange
+from holdfast.training.tensor_names import list_saved_names
 
 # A checkpoint contains the union of all ranks' models and optimizers. Schedulers and scaler must be equal in all ranks.
 MODEL, OPTIMIZER = UNITED = "model", "optimizer"
@@ -60,32 +60,15 @@ def list_pipeline(data: DataRanks) -> list[int]:
     return [rank for rank, number in enumerate(data.numbers) if number == data.number]
 
 
-def list_saved_names(model: nn.Module) -> dict[str, Any]:
-    """Return the model's parameters and saved buffers by name, including buffers that are None: a step may set them."""
-    buffers = {
-        f"{prefix}.{name}" if prefix else name: each
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, each in module._buffers.items()
-        if name not in module._non_persistent_buffers_set
-    }
-    return dict(model.named_parameters(remove_duplicate=False)) | buffers
-
-
-def find_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages | None:
-    """Return the ranks' stages; None if the model's tensors have the same names in all ranks.
+def make_stages(model: nn.Module, ranks: Any, *, is_told: bool) -> Stages:
+    """Return the stages of ranks whose models have tensors of different names; see `Cooperation.find_stages`.
 
     All ranks call it together.
 
     Args:
         ranks: the `Cooperation` of the ranks.
-        is_told: whether the program itself has set its data ranks: which ranks train the same samples.
-
-    Raises:
-        RecipeError: the ranks' stages can't be trained and saved together; all ranks raise it.
     """
     own = list_saved_names(model)
-    if len({*ranks.gather(hashlib.sha256(repr(sorted(own)).encode()).hexdigest())}) == 1:
-        return None
     cut = next((name for name, each in own.items() if is_sharded(each)), "")
     sizes = {name: 0 if is_lazy(each) else each.numel() for name, each in model.named_parameters()}
     found = ranks.gather((frozenset(own), sizes, cut))
@@ -286,18 +269,6 @@ class Wanted:
                     "whole model",
                     hint=NAMES,
                 )
-
-
-def list_marked(tree: Any) -> Iterator[str]:
-    """Yield the names of the tensors that a state's tree refers to."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            if key in ("$tensor", "$array") and isinstance(value, str):
-                yield value
-            else:
-                yield from list_marked(value)
-    for each in tree if isinstance(tree, list) else ():
-        yield from list_marked(each)
 
 
 def take_present(payload: Payload, tree: Any) -> Payload:

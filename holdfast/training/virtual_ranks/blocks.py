@@ -24,7 +24,7 @@ from holdfast.errors import RecipeError
 from holdfast.state import local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.training.data_ranks import find_grid
-from holdfast.training.sharded.model import list_fsdp_modules
+from holdfast.training.fsdp_modules import list_fsdp_modules
 from holdfast.training.virtual_ranks.buckets import Turn, refuse_sparse
 from holdfast.training.virtual_ranks.tree import Node, TreeSum
 

@@ -8,7 +8,7 @@ from torch import nn
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded
 from holdfast.training.data_ranks import HINT, DataRanks, find_grid, has_plan
-from holdfast.training.sharded.model import list_fsdp_modules
+from holdfast.training.fsdp_modules import list_fsdp_modules
 
 ORDER_HINT = (
     "use init_device_mesh(...), which keeps the order; name all data-parallel dimensions, and no further dimension"

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import CheckpointDamaged, StateError
-from holdfast.training.sharded.stages import Wanted, list_marked, unite_trees
+from holdfast.state.encoding import list_marked
+from holdfast.training.sharded.stages import Wanted, unite_trees
 
 
 def mark(name: str) -> dict[str, str]:
