@@ -1,5 +1,6 @@
 """Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
+from holdfast.checkpoint.checkpoint_save import CheckpointSave, count_cores
 from holdfast.checkpoint.copying import copy_checkpoint
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import FileDamage, hash_file
@@ -15,6 +16,7 @@ from holdfast.checkpoint.format import (
     serialize_tensors,
     size_of,
 )
+from holdfast.checkpoint.headers import Header, read_ended_epoch, read_headers
 from holdfast.checkpoint.metadata import (
     COPIES,
     METADATA,
@@ -31,19 +33,9 @@ from holdfast.checkpoint.metadata import (
     step_of,
 )
 from holdfast.checkpoint.near import Near, NearReader
-from holdfast.checkpoint.partial import Header, PartsReader, read_ended_epoch, read_headers
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
-from holdfast.checkpoint.saving import Saver, count_cores, save
-from holdfast.checkpoint.streaming import (
-    ABREAST,
-    READ_DEPTH,
-    READ_WINDOWS,
-    WINDOWS,
-    MemoryWindows,
-    Stream,
-    count_window_bytes,
-)
+from holdfast.checkpoint.saving import Saver, save
 from holdfast.checkpoint.trail import (
     Lines,
     name_trails,
@@ -63,38 +55,31 @@ from holdfast.checkpoint.verifying import (
 )
 
 __all__ = [
-    "ABREAST",
     "COPIES",
+    "CheckpointSave",
     "FileDamage",
     "HEADER_METADATA",
     "Header",
     "Lines",
     "METADATA",
     "METRICS",
-    "MemoryWindows",
     "Metadata",
     "Near",
     "NearReader",
     "PAYLOAD",
     "Part",
-    "PartsReader",
     "Payload",
     "Piece",
-    "READ_DEPTH",
-    "READ_WINDOWS",
     "SHOWN",
     "Saved",
     "Saver",
-    "Stream",
     "Tensor",
-    "WINDOWS",
     "assign_owners",
     "check_saved",
     "content_id",
     "copy_checkpoint",
     "copy_pieces",
     "count_cores",
-    "count_window_bytes",
     "cut",
     "deserialize",
     "digest_payload",

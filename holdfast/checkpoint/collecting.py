@@ -3,15 +3,38 @@
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.checkpoint.files import check_same_file, write_file
-from holdfast.checkpoint.peers import Held, Peers, list_batches
+from holdfast.checkpoint.parts import File
+from holdfast.checkpoint.peers import Peers, list_batches
 from holdfast.checkpoint.streaming import ABREAST, MemoryWindows, Stream
-from holdfast.checkpoint.writing import File, copy_part, end_writing, write_part
+from holdfast.checkpoint.writing import copy_part, end_writing, write_part
 from holdfast.errors import NameTaken
 from holdfast.journal import FileRecord
 from holdfast.store import Store
+
+
+class Exchanged(Protocol):
+    """The exchange of the bytes of a checkpoint's parts, from the ranks that hold them to the ranks that own the parts.
+
+    Attributes:
+        owners: the rank that owns each part, by the part's name, in the order of the parts.
+        sizes: the size of each part in bytes.
+        window_bytes: the size of the windows in which a part is exchanged.
+    """
+
+    owners: Mapping[str, int]
+    sizes: Mapping[str, int]
+    window_bytes: int
+
+    def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
+        """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
+
+        Args:
+            copies: the copy of this rank's bytes of each part, by the part's name.
+            streams: the streams that write the parts of which this rank is the owner, by the part's name.
+        """
 
 
 class Collected:
@@ -36,7 +59,7 @@ class Collected:
         lines: Mapping[str, bytes],
         pool: ThreadPoolExecutor,
         peers: Peers,
-        held: Held,
+        held: Exchanged,
         copies: Mapping[str, memoryview],
         windows: memoryview,
     ) -> None:

@@ -1,33 +1,37 @@
 """The ranks that write one checkpoint together: each part has one owner, which hashes and writes it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from holdfast.checkpoint.format import Part
-from holdfast.checkpoint.streaming import Stream
+from holdfast.checkpoint.parts import File, Writing
+from holdfast.memory import Buffers
+from holdfast.store import Store
 
 T = TypeVar("T")
 
 
 class Held(Protocol):
-    """The exchange of a checkpoint's bytes between the ranks that hold them and the ranks that write them.
+    """The exchange of a checkpoint's bytes between the ranks that hold them and the ranks that write them."""
 
-    Attributes:
-        owners: the rank that owns each part, by the part's name, in the order of the parts.
-        sizes: the size of each part in bytes.
-        window_bytes: the size of the windows in which a part is exchanged.
-    """
-
-    owners: Mapping[str, int]
-    sizes: Mapping[str, int]
-    window_bytes: int
-
-    def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
-        """Send the bytes of some parts to the parts' owners, all parts at the same time. All ranks call it together.
+    def collect(
+        self,
+        place: Store,
+        files: Sequence[File],
+        lines: Mapping[str, bytes],
+        pool: ThreadPoolExecutor,
+        copies: Mapping[str, memoryview],
+        buffers: Buffers,
+    ) -> Writing:
+        """Return the files that this rank writes to a place, while the ranks exchange the files' bytes.
 
         Args:
+            files: the parts that this rank owns.
+            lines: the files of JSON lines beside the state, by name; the main rank writes them.
+            pool: the threads that hash and write.
             copies: the copy of this rank's bytes of each part, by the part's name.
-            streams: the streams that write the parts of which this rank is the owner, by the part's name.
+            buffers: memory for the exchange, besides the copies.
         """
 
 

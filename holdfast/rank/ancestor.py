@@ -4,7 +4,7 @@ from pathlib import Path
 
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Begin, Begun
-from holdfast.rank.serving import load_checkpoint
+from holdfast.rank.restore import load_checkpoint
 from holdfast.store import open_store
 from holdfast.training import Training
 from holdfast.training.init_from import begin_from, begin_from_folder

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from holdfast.checkpoint import Saved
 from holdfast.ledger.durations import Durations, Slowing
@@ -16,7 +17,7 @@ from holdfast.rank import attending
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.terminal.interrupt import take_like_sigterm
-from holdfast.training import Training, objects
+from holdfast.training import SaveRequest, Training, begin_save, objects
 
 # If the ranks stop as soon as they can, a loop's code at an epoch's end still runs if it is expected to take at most so
 # many seconds.
@@ -184,24 +185,19 @@ class Orders:
         """Exclude the wait before the next step from the measured length of steps."""
         self._last_pause = math.inf
 
-    def begin_save(self, save: Callable[..., None], *, is_urgent: bool) -> None:
-        """Begin a save. All saves are urgent until the first has shown how long an urgent save takes.
-
-        Args:
-            save: the function that saves. Its arguments are ``is_urgent``; ``then``, a function to call once the
-                checkpoint is durable; and ``slow_s``, the seconds by which the last save has slowed training.
-            is_urgent: see `checkpoint.Saver.begin`.
-        """
+    def begin_save(self, request: SaveRequest) -> None:
+        """Begin a save. All saves are urgent until the first has shown how long an urgent save takes."""
         self._saving.clear()
-        is_urgent = is_urgent or not self._urgent.count
+        is_urgent = request.is_urgent or not self._urgent.count
 
-        def note(saved: Saved) -> None:
+        def note(saved: Saved | None) -> None:
+            assert saved is not None  # only a save for a rehearsal may be left out
             self._saves.add(saved.save_s)
             if is_urgent:
                 self._urgent.add(saved.save_s)
             self._report(saved)
 
-        save(is_urgent=is_urgent, then=note, slow_s=self._slowing.take_s())
+        begin_save(self._training, replace(request, is_urgent=is_urgent, slow_s=self._slowing.take_s()), note)
         # After a run's last chunk no step follows that would notice a failed save. So a failed save puts a marker into
         # the queue, which ends the wait for an order.
         self._training.saver.on_failure(lambda: self._queue.put(SaveFailed.MARK))

@@ -32,16 +32,17 @@ def train_shadow(
     Raises:
         StoreError: the last save has failed.
     """
-    training.saver.wait()
     record = training.record
+    training.saver.wait()
     stop = min(first + MOST_SHADOWED, training.total_steps - 1)
     if training.config.proof.rehearse == "off" or first >= stop:
         return
-    survivor.chunk, survivor.is_shadow = None, True
+    survivor.begin_shadow()
     record.is_rehearsal = True
     record.ends.saves_first = lambda end: False
     within_s = SHARE * training.config.resume.stop_within_s
-    events.send(Shadowed(lines=spell_lines(training, first), unregistered=examine_recipe(training.recipe).found))
+    unregistered = examine_recipe(training.recipe).found
+    events.send(Shadowed(lines=spell_lines(training, first), unregistered=unregistered))
     while (step := training.progress.step) < stop and all(training.ranks.gather(orders.has_time(within_s))):
         record.is_detailed = step < first + MOST_DETAILED
         yield from steps(training, step + 1, lambda: False)

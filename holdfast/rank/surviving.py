@@ -8,14 +8,14 @@ import os
 import sys
 import time
 import traceback
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.machine.processes import is_running
 from holdfast.rank.lived import open_lived
-from holdfast.store import Store
-from holdfast.training import Training, go_back, save_alone
+from holdfast.training import SaveRequest, Training, go_back, save_alone
 
 LOOK_EVERY_S = 0.02
 # The longest wait for a lower rank that hasn't noticed the loss, because it waits for a rank that is still alive. After
@@ -24,16 +24,15 @@ NOTICES_WITHIN_S = 3.0
 
 
 class RankChunk(NamedTuple):
-    """The arguments with which a rank saves the chunk that it trains; see `holdfast.training.begin_save`.
+    """The chunk that a rank trains.
 
     Attributes:
+        request: how to save the chunk, without the seconds that its steps took.
         began: when the first step that isn't saved yet began, on the clock of `time.monotonic`.
     """
 
     training: Training
-    folder: Store
-    fingerprint: str
-    environment: dict[str, Any]
+    request: SaveRequest
     began: float
 
 
@@ -51,6 +50,10 @@ class Survivor:
         self.is_shadow = False
         self.lived = open_lived()
 
+    def begin_shadow(self) -> None:
+        """Note that the last save is durable, and that no later step will be saved."""
+        self.chunk, self.is_shadow = None, True
+
     def save(self) -> None:
         """Save the last completed step, if it is this rank's turn and its state is certainly complete.
 
@@ -58,13 +61,13 @@ class Survivor:
         """
         if self.chunk is None:
             return
-        training, folder, fingerprint, environment, began = self.chunk
+        training, request, began = self.chunk
         heartbeats.begin(Phase.SAVING)
         try:
             if not go_back(training):
                 _say(f"step {training.progress.step} is not saved: the next step had begun to change the state")
             elif await_turn(int(os.environ["RANK"])):
-                saved = save_alone(training, folder, fingerprint, environment, time.monotonic() - began)
+                saved = save_alone(training, replace(request, train_s=time.monotonic() - began))
                 heartbeats.stand(RankStanding.SAVED)
                 if saved is not None:
                     _say(f"another rank is lost; step {saved.step} is saved in {saved.path}")

@@ -13,16 +13,16 @@ from holdfast.training.rehearsing import digest_form, forget_committed, take_up
 from holdfast.training.repeating import repeat_last_step
 from holdfast.training.resuming import Resumed, resume, resume_weights
 from holdfast.training.runner import run_program
-from holdfast.training.saving import begin_save, begin_save_aside, count_params
+from holdfast.training.saving import SaveRequest, begin_save, count_params
 from holdfast.training.skipping import set_skipped
 from holdfast.training.surviving import go_back, save_alone
 
 __all__ = [
     "Gate",
     "Resumed",
+    "SaveRequest",
     "Training",
     "begin_save",
-    "begin_save_aside",
     "count_params",
     "digest_form",
     "evaluate_recipe",

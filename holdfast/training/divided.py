@@ -11,7 +11,8 @@ from holdfast.training.build import Training
 from holdfast.training.naming import name_parameters
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.replicas import check_replicas
-from holdfast.training.sharded.restoring import find_shards, find_unplaced, read_shards
+from holdfast.training.sharded.restoring import read_shards
+from holdfast.training.sharded.shards import find_shards, find_unplaced
 from holdfast.training.sharded.stage_sums import describe_stages
 from holdfast.training.sharded.stages import Wanted, hold_whole, unite
 from holdfast.training.tensor_names import list_saved_names

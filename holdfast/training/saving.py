@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,120 +27,109 @@ from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
 
 
+@dataclass(frozen=True)
+class SaveRequest:
+    """What a rank is asked to save, and for what.
+
+    Attributes:
+        folder: the folder to write the checkpoint to.
+        fingerprint: the fingerprint of the run's settings.
+        environment: the record of the machine, code, packages, files and hyperparameters as built.
+        origin: where the state comes from, if this run didn't train the state itself.
+        is_aside: whether the checkpoint is for a rehearsal, and no commit will name it. The trail, texts and pictures
+            are then kept for the next commit's checkpoint, which contains them, too.
+        is_urgent: whether the ranks end with this save; see `checkpoint.CheckpointSave`.
+        train_s: seconds that the steps since the last save took.
+        slow_s: the seconds that the steps in `train_s` took longer because the last save was written in the background.
+    """
+
+    folder: Store
+    fingerprint: str
+    environment: dict[str, Any]
+    origin: Origin | None = None
+    is_aside: bool = False
+    is_urgent: bool = True
+    train_s: float = 0.0
+    slow_s: float = 0.0
+
+
 def begin_save(
-    training: Training,
-    folder: Store,
-    fingerprint: str,
-    environment: dict[str, Any],
-    then: Callable[[checkpoint.Saved], object] = lambda saved: None,
-    *,
-    is_urgent: bool = True,
-    train_s: float = 0.0,
-    slow_s: float = 0.0,
-    origin: Origin | None = None,
+    training: Training, request: SaveRequest, then: Callable[[checkpoint.Saved | None], object] = lambda saved: None
 ) -> None:
     """Copy the state and begin to write a checkpoint of it, with the trail of the steps since the last save.
 
     Training may continue once this returns. Only the main rank writes. But if each rank holds only a shard or a
     pipeline's stage of the state, each rank writes some of the checkpoint's parts. If the last save is still being
-    written, wait for it first.
+    written, wait for it first. All ranks call this together.
 
     Args:
-        folder: the folder to write the checkpoint to.
-        fingerprint: the fingerprint of the run's settings.
-        environment: the record of the machine, code, packages, files and hyperparameters as built.
-        then: called with the checkpoint once it is durable; see `checkpoint.Saver.begin`.
-        is_urgent: whether the ranks end with this save; see `checkpoint.Saver.begin`.
-        train_s: seconds that the steps since the last save took.
-        slow_s: the seconds that the steps in `train_s` took longer because the last save was written in the background.
-        origin: where the state comes from, if this run didn't train the state itself.
+        then: called with the checkpoint once it is durable, perhaps in another thread; only the main rank calls it. If
+            a checkpoint for a rehearsal can't be written, or if the model is unhealthy, called with None.
 
     Raises:
-        Unhealthy: the model is unhealthy; nothing was saved.
+        Unhealthy: the model is unhealthy; nothing was saved. Not raised for a rehearsal.
         StoreError: the last save has failed.
     """
     lines = read_lines(training)  # this waits for the device: count the time as training, not as a delay by the save
     began, trained_at = time.monotonic(), format_time(time.time())
     probe = measure_probe(training)
     if complaints := _find_complaints(training, probe):
+        if request.is_aside:
+            then(None)
+            return
         raise Unhealthy(
             f"after step {training.progress.step} {'; '.join(complaints)}; nothing was saved",
             hint=training.program.advice.health,
             step=training.progress.step,
         )
-    described = {
-        "trained_at": trained_at, "train_s": train_s, "is_last": is_urgent, "config_fingerprint": fingerprint,
-        "environment": environment, "origin": origin,
-    } | _describe_save(training, probe, lines)  # fmt: skip
-    warnings = (*training.record.warnings, *compare_outside_modules(training.recipe, training.record.unkept))
-    payload, shown = _take_payload(training), training.record.gallery.take()
+    described = {"trained_at": trained_at} | _describe_request(request) | _describe_save(training, probe, lines)
+    record, gallery = training.record, training.record.gallery
+    warnings = () if request.is_aside else _list_warnings(training)
+    payload, shown = _take_payload(training), gallery.read() if request.is_aside else gallery.take()
     division = find_division(training, payload)
     if training.ranks.is_main or division is not None:
         training.saver.wait()  # wait for the last save, because its end sets training.parent
         payload = payload if division is None else division.unite(payload)
-        peers = None if division is None else division.peers
-        stall_s: Future[float] = Future()  # `note`, in another thread, waits for it: the stall may not have ended yet
+        stall_s: Future[float] = Future()  # `finish`, in another thread, waits for it: the stall may not have ended yet
 
-        def note(saved: checkpoint.Saved) -> None:
-            training.parent = saved.metadata.checkpoint_sha256
-            took = {"train_s": train_s, "slow_s": slow_s, "stall_s": stall_s.result()}
-            then(saved.model_copy(update={**took, "warnings": warnings}))
+        def finish(saved: checkpoint.Saved) -> None:
+            if not request.is_aside:
+                training.parent = saved.metadata.checkpoint_sha256
+                took = {"train_s": request.train_s, "slow_s": request.slow_s, "stall_s": stall_s.result()}
+                saved = saved.model_copy(update={**took, "warnings": warnings})
+            then(saved)
 
-        described["previous_checkpoint_sha256"] = training.parent
+        save = checkpoint.CheckpointSave(
+            request.folder,
+            payload,
+            described | {"previous_checkpoint_sha256": training.parent},
+            _to_text(lines),
+            finish,
+            shown=shown,
+            note_failure=(lambda _: then(None)) if request.is_aside else None,
+            is_urgent=request.is_urgent and not request.is_aside,
+            peers=None if division is None else division.peers,
+        )
         try:
-            training.saver.begin(
-                folder, payload, described, _to_text(lines), note, shown=shown, is_urgent=is_urgent, peers=peers
-            )  # fmt: skip
+            training.saver.begin(save)
         finally:
             stall_s.set_result(time.monotonic() - began)
+    if request.is_aside:
+        return
     if training.can_survive and not training.ranks.is_main:
-        training.begun.add(BegunSave(training.progress.step, None, lines, shown, train_s))
-    training.record.lines, training.record.warnings, training.record.unkept = [], [], {}
+        training.begun.add(BegunSave(training.progress.step, None, lines, shown, request.train_s))
+    record.lines, record.warnings, record.unkept = [], [], {}
     training.probe = probe
 
 
-def begin_save_aside(
-    training: Training,
-    folder: Store,
-    fingerprint: str,
-    environment: dict[str, Any],
-    then: Callable[[checkpoint.Saved | None], object],
-    *,
-    train_s: float,
-) -> None:
-    """Copy the state, and begin to write a checkpoint from which a rehearsal starts, and which no commit will name.
+def _describe_request(request: SaveRequest) -> dict[str, Any]:
+    """Return the fields of `checkpoint.Metadata` that the request contains."""
+    found = {"train_s": request.train_s, "config_fingerprint": request.fingerprint, "environment": request.environment}
+    return found if request.is_aside else found | {"is_last": request.is_urgent, "origin": request.origin}
 
-    The trail, texts and pictures are kept for the next commit's checkpoint, which contains them, too. All ranks call
-    this together.
 
-    Args:
-        folder: the folder to write the checkpoint to, which is not the run's own folder.
-        then: called with the checkpoint once it is durable, perhaps in another thread; with None if it can't be
-            written, or if the model is unhealthy. Only the main rank calls it.
-        environment, train_s: see `begin_save`.
-
-    Raises:
-        StoreError: the last save has failed.
-    """
-    lines, trained_at = read_lines(training), format_time(time.time())
-    probe = measure_probe(training)
-    if _find_complaints(training, probe):
-        then(None)
-        return
-    described = {
-        "trained_at": trained_at, "train_s": train_s, "config_fingerprint": fingerprint, "environment": environment,
-    } | _describe_save(training, probe, lines)  # fmt: skip
-    payload, shown = _take_payload(training), training.record.gallery.read()
-    division = find_division(training, payload)
-    if training.ranks.is_main or division is not None:
-        training.saver.wait()  # wait for the last save, because its end sets training.parent
-        payload = payload if division is None else division.unite(payload)
-        peers = None if division is None else division.peers
-        described["previous_checkpoint_sha256"] = training.parent
-        training.saver.begin(
-            folder, payload, described, _to_text(lines), then,
-            shown=shown, note_failure=lambda _: then(None), is_urgent=False, peers=peers,
-        )  # fmt: skip
+def _list_warnings(training: Training) -> tuple[str, ...]:
+    return (*training.record.warnings, *compare_outside_modules(training.recipe, training.record.unkept))
 
 
 def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]) -> dict[str, Any]:

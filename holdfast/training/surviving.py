@@ -13,15 +13,14 @@ saves nothing either: for example, if the optimizer may have stepped. On GPUs ev
 GPU still computes the steps in its queue, and may continue with wrong sums after a collective was aborted.
 """
 
-from typing import Any
+from dataclasses import replace
 
 from holdfast.checkpoint import Saved
-from holdfast.store import Store
 from holdfast.training.build import Training
 from holdfast.training.loop import settle
 from holdfast.training.progress import Stage
 from holdfast.training.restorable import check_changes
-from holdfast.training.saving import begin_save
+from holdfast.training.saving import SaveRequest, begin_save
 
 
 def go_back(training: Training) -> bool:
@@ -38,14 +37,11 @@ def go_back(training: Training) -> bool:
     return training.stage is Stage.SETTLED
 
 
-def save_alone(
-    training: Training, folder: Store, fingerprint: str, environment: dict[str, Any], train_s: float
-) -> Saved | None:
+def save_alone(training: Training, request: SaveRequest) -> Saved | None:
     """Save the state after `go_back`, and wait until the checkpoint is durable.
 
     Args:
-        folder, fingerprint, environment: see `begin_save`.
-        train_s: seconds since the last save was begun.
+        request: what to save, with the seconds since the last save was begun.
 
     Returns:
         The checkpoint; None if there is no new step, or if this rank lacks the trail since the newest durable
@@ -58,14 +54,14 @@ def save_alone(
     """
     training.saver.wait()
     if not training.accelerator.is_main_process:
-        parent = training.begun.find_durable(folder, training.steps_per_epoch, fingerprint)
+        parent = training.begun.find_durable(request.folder, training.steps_per_epoch, request.fingerprint)
         if parent is None:
             return None
         training.parent, training.record.lines = str(parent.content_id), parent.lines + training.record.lines
         training.record.gallery.put_back(parent.shown)
-        train_s += parent.train_s
+        request = replace(request, train_s=request.train_s + parent.train_s)
     if not training.record.has_new_steps:
         return None
     check_changes(training)
-    begin_save(training, folder, fingerprint, environment, train_s=train_s)
+    begin_save(training, request)
     return training.saver.wait()

@@ -25,7 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from holdfast.checkpoint import Saver, count_cores
+from holdfast.checkpoint import CheckpointSave, Saver, count_cores
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.bench.disk import take_memory, write_raw
@@ -189,7 +189,7 @@ class _Bench:
     def _begin_ours(self, *, is_urgent: bool = False) -> Callable[[], bool]:
         """As a rank does it at the end of a chunk; see `holdfast.training.begin_save`."""
         fields = METADATA_FIELDS | {"optimizer_steps_total": 10 * self.saves}
-        self.saver.begin(self.store, to_payload(self._state()), fields, "", is_urgent=is_urgent)
+        self.saver.begin(CheckpointSave(self.store, to_payload(self._state()), fields, "", is_urgent=is_urgent))
         return lambda: not self.saver.is_busy
 
     # ---- others

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from holdfast.checkpoint import Payload, Saver, read_payload
+from holdfast.checkpoint import CheckpointSave, Payload, Saver, read_payload
 from holdfast.state import from_payload, to_payload
 from holdfast.store.local import LocalStore
 from holdfast.training.capturing import decode
@@ -178,7 +178,11 @@ class _Bench:
     def _begin(self, saver: Saver) -> None:
         self.step += 10
         fields = METADATA_FIELDS | {"optimizer_steps_total": self.step}
-        saver.begin(self.store, to_payload({"model": self.state, "step": self.step}), fields, "", is_urgent=False)
+        saver.begin(
+            CheckpointSave(
+                self.store, to_payload({"model": self.state, "step": self.step}), fields, "", is_urgent=False
+            )
+        )
 
     def _restore(self) -> None:
         """As a rank does it: into tensors that the model has."""

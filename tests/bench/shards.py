@@ -19,7 +19,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from holdfast.checkpoint import Saved, Saver
+from holdfast.checkpoint import CheckpointSave, Saved, Saver
 from holdfast.state import localize, to_payload
 from holdfast.store.local import LocalStore
 from holdfast.training.sharded.exchange import Exchange
@@ -142,7 +142,7 @@ class _Bench:
         payload = to_payload({"model": self.state})
         peers = self.exchange if self.exchange.ranks > 1 else None
         payload = payload if peers else localize(payload)
-        self.saver.begin(self.store, payload, fields, "", is_urgent=False, peers=peers)
+        self.saver.begin(CheckpointSave(self.store, payload, fields, "", is_urgent=False, peers=peers))
         stall = time.perf_counter() - began
         saved = self.saver.wait()
         assert saved is not None

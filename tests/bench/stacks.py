@@ -282,7 +282,7 @@ class Holdfast:
         self.training = Training(RunConfig.model_validate(config))
 
     def train(self, watch: Watch) -> None:
-        from holdfast.training import begin_save
+        from holdfast.training import SaveRequest, begin_save
         from tests.support.trainings import train_to
 
         first = self.training.progress.step
@@ -297,7 +297,9 @@ class Holdfast:
             train_to(self.training, first + STEPS + 1, lambda: is_pausing() or len(watch.steps) == STEPS)
             if watch.is_due():
                 with watch.saving(self.training.saver.wait):
-                    begin_save(self.training, self.store, "0" * 64, {}, self._note, is_urgent=watch.is_durable)
+                    begin_save(
+                        self.training, SaveRequest(self.store, "0" * 64, {}, is_urgent=watch.is_durable), self._note
+                    )
 
     def _note(self, saved: Any) -> None:
         self.saved = saved

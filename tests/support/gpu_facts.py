@@ -194,10 +194,10 @@ def _compare_resumed(*programs: str) -> str:
 
 def _save(training: "Training", store: "LocalStore") -> "tuple[Saved, float]":
     """Save a checkpoint as during a run. Return it once it is durable, and the seconds for which training stood."""
-    from holdfast.training import begin_save
+    from holdfast.training import SaveRequest, begin_save
 
     began = time.perf_counter()
-    begin_save(training, store, "f" * 64, {}, is_urgent=False)
+    begin_save(training, SaveRequest(store, "f" * 64, {}, is_urgent=False))
     stall_s = time.perf_counter() - began
     saved = training.saver.wait()
     assert saved is not None

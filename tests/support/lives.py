@@ -286,7 +286,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     from holdfast.journal import Commit, Journal
     from holdfast.provenance.fingerprint import fingerprint
     from holdfast.store import open_store
-    from holdfast.training import Gate, Training, begin_save, resume
+    from holdfast.training import Gate, SaveRequest, Training, begin_save, resume
     from tests.support.trainings import train_to
 
     config = RunConfig.model_validate(settings)
@@ -320,7 +320,7 @@ def live(settings: dict[str, Any], kill_at: int, stop_at: int) -> int:
     while (step := line.head.step if line.head else 0) < last:
         stop = min(config.chunk.next_stop(step, training.steps_per_epoch, training.total_steps), last)
         train_to(training, stop, report=report)
-        begin_save(training, journal.store, trained_with, {})
+        begin_save(training, SaveRequest(journal.store, trained_with, {}))
         saved = training.saver.wait()
         assert saved is not None
         line.commit(saved, "chunk")

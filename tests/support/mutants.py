@@ -198,16 +198,16 @@ def after_the_gate(change: Callable[[Any, Any], object]) -> Callable[[], None]:
     """Return a fault that calls ``change(training, model)`` between the gate and the first resumed step."""
 
     def apply() -> None:
-        from holdfast.rank import serving
+        from holdfast.rank import restore
 
-        right = serving.resume
+        right = restore.resume
 
         def resume(training: Any, *arguments: Any) -> Any:
             resumed = right(training, *arguments)
             change(training, training.accelerator.unwrap_model(training.model))
             return resumed
 
-        serving.resume = resume
+        restore.resume = resume
 
     return apply
 

@@ -21,7 +21,7 @@ from holdfast.provenance import opened_files as opened
 from holdfast.rank.describing import describe_training
 from holdfast.rank.record import CodeRecord
 from holdfast.store import open_store
-from holdfast.training import Gate, Training, begin_save, resume, run_program, steps
+from holdfast.training import Gate, SaveRequest, Training, begin_save, resume, run_program, steps
 from tests.support.lives import Lives
 
 SAMPLES = 48
@@ -175,7 +175,7 @@ def live(settings: dict[str, Any], until: int, flip: str, flip_at: int) -> int:
                     yield from steps(training, each, lambda: False)
                     if each == flip_at:
                         flip_bit(training, flip)
-            begin_save(training, journal.store, present.fingerprint, present.environment)
+            begin_save(training, SaveRequest(journal.store, present.fingerprint, present.environment))
             saved = training.saver.wait()
             assert saved is not None
             line.commit(saved, "chunk")

@@ -17,17 +17,18 @@ from torch.nn import functional as F
 from torch.utils.data import ConcatDataset
 
 from holdfast import Recipe, Run, Schedule, checkpoint
-from holdfast.checkpoint import Payload, Saved, Saver, differences
+from holdfast.checkpoint import CheckpointSave, Payload, Saved, Saver, differences
 from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, GateTripped, StoreFull
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
 from holdfast.state.sharded import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.store.local import LocalStore
-from holdfast.training import Gate, Training, begin_save, resume
+from holdfast.training import Gate, SaveRequest, Training, begin_save, resume
 from holdfast.training.recording import read_lines
 from holdfast.training.sharded.exchange import Exchange
-from holdfast.training.sharded.restoring import find_shards, read_shards
+from holdfast.training.sharded.restoring import read_shards
+from holdfast.training.sharded.shards import find_shards
 from tests.support.device import DEVICE, device_of
 from tests.support.forked import launch
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -315,7 +316,7 @@ def resume_elsewhere(folder: str) -> int:
 
 def save_whole(training: Training, store: LocalStore) -> Saved:
     """Save a checkpoint that the main rank writes, and return it in all ranks."""
-    begin_save(training, store, "f" * 64, {})
+    begin_save(training, SaveRequest(store, "f" * 64, {}))
     (saved, *_) = training.ranks.gather(training.saver.wait())
     assert isinstance(saved, Saved)
     return saved
@@ -365,7 +366,7 @@ def fail_in_one(folder: str, rank: int) -> int:
     training = make(folder)
     train_to(training, 1)
     own = Failing(f"{folder}/r") if training.accelerator.process_index == rank else store
-    begin_save(training, own, "f" * 64, {})
+    begin_save(training, SaveRequest(own, "f" * 64, {}))
     with pytest.raises(StoreFull, match="no space"):
         training.saver.wait()
     assert not store.exists("epoch-0001-step-00000001/metadata.json")
@@ -393,7 +394,7 @@ def save_beside_training(folder: str) -> int:
     train_to(training, 2)
     expected = content_of(training, LocalStore(f"{folder}/expected"))
     shut = Shut(f"{folder}/r")
-    begin_save(training, shut, "f" * 64, {})
+    begin_save(training, SaveRequest(shut, "f" * 64, {}))
     train_to(training, 4)
     assert training.saver.is_busy
     assert not shut.list("epoch-0001-step-00000002")
@@ -411,7 +412,7 @@ def save_twice(folder: str) -> int:
     train_to(training, 2)
     shut = Shut(f"{folder}/r")
     found: list[Saved] = []
-    begin_save(training, shut, "f" * 64, {}, found.append)
+    begin_save(training, SaveRequest(shut, "f" * 64, {}), found.append)
     train_to(training, 3)
     wait, waits = training.saver.wait, threading.Event()
 
@@ -426,7 +427,7 @@ def save_twice(folder: str) -> int:
     training.saver.wait = watched  # type: ignore[method-assign]
     thread = threading.Thread(target=open_late)
     thread.start()
-    begin_save(training, shut, "f" * 64, {}, found.append)
+    begin_save(training, SaveRequest(shut, "f" * 64, {}), found.append)
     train_to(training, 4)
     wait()
     thread.join()
@@ -454,7 +455,11 @@ def save_frozen(folder: str) -> int:
     def save() -> Saved:
         weights["layer5"].add_(1.0)
         payload = to_payload({"model": weights, "saves": len(saves)})
-        saver.begin(store, payload, METADATA_FIELDS | {"optimizer_steps_total": len(saves) + 1}, "", peers=exchange)
+        saver.begin(
+            CheckpointSave(
+                store, payload, METADATA_FIELDS | {"optimizer_steps_total": len(saves) + 1}, "", peers=exchange
+            )
+        )
         saved = saver.wait()
         assert saved is not None
         parts = [part.name for part in saved.metadata.parts]
@@ -532,7 +537,7 @@ def save_meshes(folder: str) -> int:
         for part_bytes in (600, 2**20):  # with 600 bytes, rows of one tensor are in several parts
             saver = Saver(part_bytes)
             own = LocalStore(f"{folder}/{name}-{part_bytes}-{0 if peers else training.accelerator.process_index}")
-            saver.begin(own, payload, METADATA_FIELDS, "", peers=peers)
+            saver.begin(CheckpointSave(own, payload, METADATA_FIELDS, "", peers=peers))
             saved = saver.wait()
             assert saved is not None
             found.append(saved.metadata.checkpoint_sha256)

@@ -14,6 +14,7 @@ from holdfast.errors import GateTripped
 from holdfast.store.local import LocalStore
 from holdfast.training import (
     Gate,
+    SaveRequest,
     Training,
     begin_save,
     examine_recipe,
@@ -50,7 +51,7 @@ def train_to(
 
 def save_step(training: Training, store: LocalStore) -> checkpoint.Saved:
     """Save a checkpoint and return it once it is durable."""
-    begin_save(training, store, "f" * 64, {})
+    begin_save(training, SaveRequest(store, "f" * 64, {}))
     saved = training.saver.wait()
     assert saved is not None
     return saved

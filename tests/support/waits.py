@@ -17,10 +17,10 @@ from holdfast import Recipe
 from holdfast.checkpoint import digest_payload, writing
 from holdfast.config import RunConfig
 from holdfast.memory import Buffers
-from holdfast.rank import serving
 from holdfast.rank.events import Events
+from holdfast.rank.restore import load_checkpoint
 from holdfast.store.local import LocalStore
-from holdfast.training import Training, begin_save, objects
+from holdfast.training import SaveRequest, Training, begin_save, objects
 from holdfast.training.capturing import capture
 from holdfast.training.devices import prepare_device
 from tests.support import forked
@@ -127,14 +127,14 @@ def measure_restore(settings: dict[str, Any]) -> int:
     training = Training(RunConfig.model_validate(settings))
     store, events = LocalStore(f"{settings['store']}/r"), Events()
     train_to(training, 1)
-    begin_save(training, store, "f" * 64, {})
+    begin_save(training, SaveRequest(store, "f" * 64, {}))
     saved, *_ = training.ranks.gather(training.saver.wait())
     size_bytes = sum(part.size_bytes for part in saved.metadata.parts)
     training.saver.buffers = Buffers()  # those of the save
     before = measure_own_bytes()
     opened: list[str] = []
     sys.addaudithook(lambda event, values: opened.append(str(values[0])) if event == "open" else None)
-    loaded = serving.load_checkpoint(training, store, commit_of(saved), events)
+    loaded = load_checkpoint(training, store, commit_of(saved), events)
     assert loaded is not None
     digests = training.ranks.gather(digest_payload(loaded[0]))  # each rank touches each page
     assert len({*digests}) == 1

@@ -10,15 +10,21 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-from holdfast.checkpoint import WINDOWS, Part, Stream, count_window_bytes
+from holdfast.checkpoint import Part
+from holdfast.checkpoint.collecting import Collected
+from holdfast.checkpoint.parts import File
+from holdfast.checkpoint.streaming import WINDOWS, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
+from holdfast.memory import Buffers
 from holdfast.state.sharded import Region, ShardedBytes, TensorHolders, find_holders
+from holdfast.store import Store
 from holdfast.training.objects import PATIENCE
 from holdfast.training.sharded.extents import (
     ExchangePlan,
@@ -31,6 +37,8 @@ from holdfast.training.sharded.extents import (
     view_held,
 )
 
+# The key of the windows' buffer in `Buffers`; the parts' buffers have keys from 0.
+WINDOWS_NUMBER = -1
 # How many results of `list_holders` are remembered. A save, the checks before the save and a restore each need one.
 MOST_TOLD = 4
 
@@ -273,7 +281,9 @@ class Exchange:
 
 
 class _HeldShards:
-    """The exchange of a checkpoint's parts from the ranks' copies to the owners; implements `checkpoint.peers.Held`.
+    """The exchange of a checkpoint's parts from the ranks' copies to the owners.
+
+    Implements `checkpoint.peers.Held` and `checkpoint.collecting.Exchanged`.
 
     Args:
         plans: the plan for the exchange of each part, by the part's name.
@@ -284,6 +294,19 @@ class _HeldShards:
         self.sizes: Mapping[str, int] = {name: plan.size_bytes for name, plan in plans.items()}
         self.window_bytes = window_bytes
         self._exchange, self._plans = exchange, plans
+
+    def collect(
+        self,
+        place: Store,
+        files: Sequence[File],
+        lines: Mapping[str, bytes],
+        pool: ThreadPoolExecutor,
+        copies: Mapping[str, memoryview],
+        buffers: Buffers,
+    ) -> Collected:
+        """Return the files that this rank writes to a place; see `checkpoint.peers.Held`."""
+        windows = buffers.take(WINDOWS_NUMBER, WINDOWS * self.window_bytes)
+        return Collected(place, files, lines, pool, self._exchange, self, copies, windows)
 
     def stream(self, names: Sequence[str], copies: Mapping[str, memoryview], streams: Mapping[str, Stream]) -> None:
         """Send the bytes of several parts to the parts' owners at the same time. All ranks call it together.

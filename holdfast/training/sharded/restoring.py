@@ -2,76 +2,27 @@
 
 import contextlib
 import math
-import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
-from torch import nn
 
 from holdfast import checkpoint
-from holdfast.checkpoint import ABREAST, READ_DEPTH, READ_WINDOWS, Header, NearReader, PartsReader, Payload, Tensor
+from holdfast.checkpoint import Header, NearReader, Payload, Tensor
+from holdfast.checkpoint.partial import PartsReader
+from holdfast.checkpoint.streaming import ABREAST, READ_DEPTH, READ_WINDOWS
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
 from holdfast.memory import Buffers
-from holdfast.recipe import Recipe
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES, list_marked
-from holdfast.state.items import ITEM
 from holdfast.state.sharded import ShardedBytes, cut_like
-from holdfast.state.tensor_forms import list_shards, local_of, shard_of
+from holdfast.state.tensor_forms import local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store
-from holdfast.training.kept import GRADIENTS
-from holdfast.training.left_gradients import UNSYNCED
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import ExchangePlan, Placed
+from holdfast.training.sharded.shards import Shards, find_shard
 from holdfast.training.sharded.stages import Wanted, is_united, make_absent, take_present
-from holdfast.training.unsynced import like_stack
-
-# The sharded tensors by name: ``model.layer.weight`` or ``extras.average.layer.weight``.
-Shards = Mapping[str, Any]
-PARAMETERS = "parameters"
-# The names of unsynced gradients begin with these keys of the extras.
-WAITING = f"{GRADIENTS}..{UNSYNCED}."
-OF_ITEMS = re.compile(rf"\.{ITEM}(?=\.|$)")
-
-
-def find_shards(recipe: Recipe) -> Shards:
-    """Return the sharded tensors of the model and the extras, by name; empty if there are none.
-
-    Parameters are listed a second time under the names of ``named_parameters``, with the prefix `PARAMETERS`. Their
-    names in a ``state_dict`` may differ, because ``checkpoint_wrapper`` leaves its prefix out, and hooks rename or
-    split tensors.
-    """
-    extras = {name: extra.state_dict() for name, extra in recipe.extras.items()}
-    modules = {"model": recipe.model} | {f"extras.{name}": each for name, each in recipe.extras.items()}
-    parameters = {
-        f"{prefix}.{name}": each
-        for prefix, module in modules.items()
-        if isinstance(module, nn.Module)
-        for name, each in module.named_parameters(remove_duplicate=False)
-    }
-    return dict(list_shards({"model": recipe.model.state_dict(), "extras": extras, PARAMETERS: parameters}))
-
-
-def find_unplaced(payload: Payload, shards: Shards) -> str:
-    """Return the name of a sharded tensor whose present sharding a resume couldn't repeat; empty if there is none.
-
-    Args:
-        payload: the state of the model and the optimizer, in the form in which it is saved.
-        shards: see `find_shards`.
-    """
-    for name, tensor in payload.tensors.items():
-        if (own := shard_of(tensor)) is not None:
-            like = _find_shard(name, shards)
-            if like is None or _describe_layout(like) != _describe_layout(own):
-                return name
-    return ""
-
-
-def _describe_layout(shard: Any) -> tuple[Any, ...]:
-    return shard.device_mesh, shard.placements, shard.shape
 
 
 def read_shards(
@@ -187,7 +138,7 @@ def _allocate(
 
 def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present: Collection[str] | None) -> Tensor:
     """Return a tensor with new memory. A sharded tensor gets memory for this rank's rows only."""
-    like = _find_shard(name, shards)
+    like = find_shard(name, shards)
     is_of_stage = present is not None and is_united(name)
     if present is not None and is_of_stage and name not in present:
         return make_absent(dtype, shape)
@@ -197,32 +148,3 @@ def _make(name: str, dtype: str, shape: tuple[int, ...], shards: Shards, present
         return Tensor(dtype, shape, (source(whole) if whole.numel() else b"",))
     cut = cut_like(torch.empty_like(local_of(like), dtype=DTYPES[dtype], memory_format=torch.contiguous_format), like)
     return Tensor(dtype, shape, (ShardedBytes(cut) if cut.numel() else b"",))
-
-
-def _find_shard(name: str, shards: Shards) -> Any:
-    """Return the sharded tensor whose layout a tensor of the checkpoint gets; None if that tensor isn't sharded.
-
-    An optimizer's state of a parameter, such as ``optimizer.state.layer.weight.exp_avg``, is sharded like the
-    parameter.
-
-    Args:
-        name: the name of the checkpoint's tensor.
-    """
-    component, _, rest = name.partition(".")
-    if component == "extras":  # the name continues with a number: ``extras`` is a list with an item for each rank
-        _, _, rest = rest.partition(".")
-        if rest.startswith(WAITING):
-            parameter = shards.get(f"{PARAMETERS}.model.{rest.removeprefix(WAITING)}")
-            return None if parameter is None else like_stack(parameter)
-        if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
-            return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")
-        # A value that has replaced another one in a kept container is saved with a description, as its ``item``.
-        return shards.get(f"extras.{rest}", shards.get(f"extras.{OF_ITEMS.sub('', rest)}"))
-    if component != "optimizer":
-        return shards.get(name)
-    parameter = rest.removeprefix("state.")
-    while parameter := parameter.rpartition(".")[0]:
-        for place in (f"{PARAMETERS}.model.{parameter}", f"{PARAMETERS}.{parameter}"):
-            if place in shards:
-                return shards[place]
-    return None

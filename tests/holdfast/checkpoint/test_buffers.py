@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.checkpoint import Payload, Saver, Tensor
+from holdfast.checkpoint import CheckpointSave, Payload, Saver, Tensor, checkpoint_save
 from holdfast.memory import WITHOUT_VARIABLE, Buffers
 from holdfast.memory.pinning import pinning
 from holdfast.state import to_payload
@@ -101,14 +101,14 @@ def test_a_save_pins_after_its_copy_and_only_parts_that_come_from_a_device(
     payload = to_payload(STATE)
     large = max(payload.tensors, key=lambda name: payload.tensors[name].size_bytes)
     stall = dict[int, int]()
-    copy_out = saver._copy_out
-    monkeypatch.setattr(saver, "_copy_out", lambda *arguments: (copy_out(*arguments), stall.update(pinned)))
-    saver.begin(folder, on_device(payload, large), METADATA_FIELDS, "", is_urgent=False)
+    copy_out = checkpoint_save.copy_out
+    monkeypatch.setattr(checkpoint_save, "copy_out", lambda *arguments: (copy_out(*arguments), stall.update(pinned)))
+    saver.begin(CheckpointSave(folder, on_device(payload, large), METADATA_FIELDS, "", is_urgent=False))
     saver.wait()
     assert (stall, 0 < len(pinned) < len(PARTS)) == ({}, True)
     pinned.clear()
     again = Saver(PART_BYTES, pin=pinning(torch.device("cuda", 0)))
-    again.begin(folder, on_device(payload, large), METADATA_FIELDS, "")  # the last save of its process
+    again.begin(CheckpointSave(folder, on_device(payload, large), METADATA_FIELDS, ""))  # the last save of its process
     again.wait()
     assert not pinned
 

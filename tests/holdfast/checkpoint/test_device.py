@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Saver, differences, serialize
+from holdfast.checkpoint import CheckpointSave, Saver, differences, serialize
 from holdfast.state import from_payload, tensors, to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -28,7 +28,7 @@ def test_tensors_on_a_device_are_copied_when_a_save_begins(folder: LocalStore, p
     payload = to_payload(state)
     pieces: Any = [tensor.pieces[0] for name, tensor in payload.tensors.items() if name != "empty"]
     assert {piece.address for piece in pieces} == {0}
-    saver.begin(folder, payload, METADATA_FIELDS, "")
+    saver.begin(CheckpointSave(folder, payload, METADATA_FIELDS, ""))
     for tensor in state["model"].values():
         tensor.zero_()
     saved = saver.wait()
@@ -50,7 +50,7 @@ def test_non_contiguous_tensors_are_saved_row_major(folder: LocalStore) -> None:
         "image": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
     }
     saver = Saver(PART_BYTES)
-    saver.begin(folder, to_payload(state), METADATA_FIELDS, "")
+    saver.begin(CheckpointSave(folder, to_payload(state), METADATA_FIELDS, ""))
     saved = saver.wait()
     assert saved is not None
     found = from_payload(checkpoint.read_payload(folder, commit_of(saved)))

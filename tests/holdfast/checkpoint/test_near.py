@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from holdfast.checkpoint import (
+    CheckpointSave,
     Near,
     NearReader,
-    PartsReader,
     Saved,
     Saver,
     copy_checkpoint,
     find_orphans,
     read_payload,
 )
+from holdfast.checkpoint.partial import PartsReader
 from holdfast.config import NearTier
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit
@@ -43,7 +44,7 @@ def make(run: Store, root: Path, most_bytes: int = 10 * STATE_BYTES) -> Near:
 
 def save(run: Store, near: Near | None, state: Any = STATE, **fields: Any) -> Saved:
     saver = Saver(PART_BYTES, near=near)
-    saver.begin(run, to_payload(state), METADATA_FIELDS | fields, '{"step": 10, "loss": 1.0}\n')
+    saver.begin(CheckpointSave(run, to_payload(state), METADATA_FIELDS | fields, '{"step": 10, "loss": 1.0}\n'))
     saved = saver.wait()
     assert saved is not None
     return saved
@@ -241,7 +242,7 @@ def assert_warned_once(run: LocalStore, near: Near, problem: str) -> None:
     saver = Saver(PART_BYTES, near=near)
     said = []
     for number in (1, 2):
-        saver.begin(run, to_payload(STATE), METADATA_FIELDS | step(number), "")
+        saver.begin(CheckpointSave(run, to_payload(STATE), METADATA_FIELDS | step(number), ""))
         saved = saver.wait()
         assert saved is not None
         said.append(saved.near_problem)
@@ -303,7 +304,7 @@ def near(run: LocalStore, tmp_path: Path) -> Near:
     made.place.mkdir(parents=True)
     trail = "".join(f'{{"step": {number}}}\n' for number in range(1, 11))
     saver = Saver(PART_BYTES)
-    saver.begin(made.store, to_payload(STATE), METADATA_FIELDS, trail)
+    saver.begin(CheckpointSave(made.store, to_payload(STATE), METADATA_FIELDS, trail))
     saver.wait()
     return made
 

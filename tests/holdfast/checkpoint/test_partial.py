@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import PartsReader, cut, in_memory, read_headers
+from holdfast.checkpoint import cut, in_memory, read_headers
+from holdfast.checkpoint.partial import PartsReader
 from holdfast.errors import CheckpointDamaged
 from holdfast.journal import Commit, FileRecord
 from holdfast.state import to_payload

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.checkpoint import Saver
+from holdfast.checkpoint import CheckpointSave, Saver
 from holdfast.memory import Priority
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
@@ -46,7 +46,7 @@ def test_a_save_has_a_low_priority_until_a_caller_waits_for_it(folder: LocalStor
         gate.clear()
         saver = Saver(PART_BYTES)
         fields = METADATA_FIELDS | {"optimizer_steps_total": 20 if is_urgent else 10}
-        saver.begin(folder, to_payload(STATE), fields, "", is_urgent=is_urgent)
+        saver.begin(CheckpointSave(folder, to_payload(STATE), fields, "", is_urgent=is_urgent))
         await_equal(found, {usual} if is_urgent else {19})
         waiting = threading.Thread(target=saver.wait)
         waiting.start()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import METADATA, Saved, Saver, differences
+from holdfast.checkpoint import METADATA, CheckpointSave, Saved, Saver, differences
 from holdfast.errors import StoreFull
 from holdfast.state import to_payload
 from holdfast.store import Writer
@@ -23,7 +23,7 @@ def test_training_continues_during_a_save(folder: LocalStore, gate: threading.Ev
     state = {"weight": torch.ones(PART_BYTES), "rest": torch.ones(3)}
     saver, durable = Saver(PART_BYTES), list[Saved]()
     before = to_payload({name: tensor.clone() for name, tensor in state.items()})
-    saver.begin(folder, to_payload(state), METADATA_FIELDS, "", durable.append, is_urgent=False)
+    saver.begin(CheckpointSave(folder, to_payload(state), METADATA_FIELDS, "", durable.append, is_urgent=False))
     for tensor in state.values():
         tensor.zero_()
     assert (saver.is_busy, durable, folder.list()) == (True, [], [])
@@ -67,7 +67,9 @@ def test_a_save_waits_for_the_save_before(folder: LocalStore, gate: threading.Ev
         if step == 20:
             threading.Timer(0.2, gate.set).start()
         fields = METADATA_FIELDS | {"optimizer_steps_total": step}
-        saver.begin(folder, to_payload({"step": step}), fields, "", lambda saved: durable.append(saved.step))
+        saver.begin(
+            CheckpointSave(folder, to_payload({"step": step}), fields, "", lambda saved: durable.append(saved.step))
+        )
         assert durable == ([] if step == 10 else [10])
     saver.wait()
     assert durable == [10, 20]
@@ -82,7 +84,11 @@ def test_a_failed_saves_error_is_raised_by_the_next_call(
 
     saver = Saver()
     monkeypatch.setattr(LocalStore, request_, full)
-    saver.begin(folder, to_payload({}), METADATA_FIELDS, "")
-    for ask in (saver.wait, saver.check, lambda: saver.begin(folder, to_payload({}), METADATA_FIELDS, "")):
+    saver.begin(CheckpointSave(folder, to_payload({}), METADATA_FIELDS, ""))
+    for ask in (
+        saver.wait,
+        saver.check,
+        lambda: saver.begin(CheckpointSave(folder, to_payload({}), METADATA_FIELDS, "")),
+    ):
         with pytest.raises(StoreFull):
             ask()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Saved, Saver, differences, saving
+from holdfast.checkpoint import CheckpointSave, Saved, Saver, checkpoint_save, differences
 from holdfast.state import to_payload
 from holdfast.store.local import LocalStore
 from tests.support.makers import METADATA_FIELDS, commit_of
@@ -18,7 +18,7 @@ from tests.support.waiting import WITHIN_S, await_equal
 
 def save_with(saver: Saver, folder: LocalStore, step: int, **changed: torch.Tensor) -> Saved:
     state = STATE | {"model": STATE["model"] | changed, "progress": step}
-    saver.begin(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
+    saver.begin(CheckpointSave(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, ""))
     saved = saver.wait()
     assert saved is not None
     return saved
@@ -67,18 +67,18 @@ def test_a_changed_part_is_written(folder: LocalStore) -> None:
 def test_a_changing_part_is_written_without_waiting_for_its_hash(
     folder: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hashing, hash_part = threading.Event(), saving.hash_bytes
+    hashing, hash_part = threading.Event(), checkpoint_save.hash_bytes
 
     def late(*arguments: Any) -> Any:
         assert hashing.wait(WITHIN_S)
         return hash_part(*arguments)
 
-    monkeypatch.setattr(saving, "hash_bytes", late)
+    monkeypatch.setattr(checkpoint_save, "hash_bytes", late)
     saver = Saver(PART_BYTES, 99)
     for step in (10, 20, 30):
         state = {"model": {name: tensor + step for name, tensor in STATE["model"].items()}, "rng": STATE["rng"]}
         hashing.clear()
-        saver.begin(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, "")
+        saver.begin(CheckpointSave(folder, to_payload(state), METADATA_FIELDS | {"optimizer_steps_total": step}, ""))
         await_equal(lambda: [name in folder.list(f"epoch-{step // 10:04d}") for name in PARTS], [True] * len(PARTS))  # noqa: B023
         hashing.set()
         saver.wait()  # the hashes that begin only now, too

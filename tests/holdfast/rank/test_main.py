@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from holdfast.journal import Journal
-from holdfast.rank import serving
+from holdfast.rank import restore, serving
 from holdfast.rank.messages import Event, Restore
 from holdfast.rank.process import CONFIG_VARIABLE
+from holdfast.rank.service import RankService
 from holdfast.recipe.probe import Gate
 from holdfast.store import open_store
-from holdfast.training import Training, capturing
+from holdfast.training import capturing
 from tests.support.makers import commit_of
 from tests.support.trainings import make, save_step, train_to
 
@@ -29,11 +30,11 @@ def test_a_rank_collects_garbage_except_objects_from_before_training(
     monkeypatch.setattr(serving, "Events", Heard)
     found = list[Any]()
 
-    def serve(training: Training, *rest: object) -> Generator[None, None, None]:
-        found.extend((gc.isenabled(), training))
+    def serve(service: RankService) -> Generator[None, None, None]:
+        found.extend((gc.isenabled(), service.training))
         yield from ()
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(RankService, "serve", serve)
     gc.disable()
     try:
         assert serving.main() == 0
@@ -81,7 +82,7 @@ def test_saves_reuse_the_memory_of_a_restore_unless_a_tensor_of_it_is_kept(
 
     monkeypatch.setattr(capturing, "load", load_and_keep)
     order = Restore(commit=commit, gate=Gate())
-    serving.restore_commit(again, journal.store, order, heard)  # type: ignore[arg-type]
+    restore.restore_commit(again, journal.store, order, heard)  # type: ignore[arg-type]
     assert heard.names == ["Restored"]
     before = [tensor.clone() for tensor in kept]
     train_to(again, 4)
