@@ -189,7 +189,7 @@ class Training:
     @property
     def batches_per_step(self) -> int:
         """Return the number of micro-batches that this rank takes in a step."""
-        return self.recipe.grad_accum * (len(self.virtual.turns) if self.virtual else 1)
+        return self.recipe.grad_accum * len(self.ranks.counts)
 
     @property
     def total_steps(self) -> int:

@@ -1,8 +1,7 @@
 """How the ranks of a training cooperate: how they divide the work, what they exchange, and which state they share.
 
-There are two ways. With `SeparateRanks` each rank trains one part of each batch, has its own random numbers, extras and
-position in the data, and the gradients are averaged. With `holdfast.training.virtual_ranks.step.VirtualRanks` a batch
-is cut into a fixed number of shares, whatever the number of ranks, and all ranks have the same state.
+With `SeparateRanks` each rank trains one part of each batch, has its own random numbers, extras and position in the
+data, and the gradients are averaged. A different cooperation, such as virtual ranks, may cut a batch in other ways.
 """
 
 import abc
@@ -10,7 +9,7 @@ import contextlib
 import hashlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 
 from holdfast.data import Share, combine
 from holdfast.errors import RecipeError
-from holdfast.machine import determinism
+from holdfast.machine import determinism, heartbeats
+from holdfast.machine.heartbeats import Place
 from holdfast.state import capture_rng, digest_rng, is_sharded
 from holdfast.state.checksum import count_by_place
 from holdfast.state.layout import share_tensor
@@ -208,6 +208,42 @@ class Cooperation(abc.ABC):
     def list_shares(self, batch_size: int) -> list[Share]:
         """Return a `Share` for each part of a batch that this rank trains, in the order of training."""
 
+    @property
+    def counts(self) -> list[bool]:
+        """Return, for each part of a batch that this rank trains, whether the part isn't a mere repetition."""
+        return [True]
+
+    @abc.abstractmethod
+    def take(self, training: Any, names: list[str]) -> Iterator[Any]:
+        """Yield the micro-batches of a step that this rank trains. The caller calls ``backward`` on each loss.
+
+        After the last micro-batch the parameters have the mean gradient. All ranks call it together.
+
+        Args:
+            training: the `Training`.
+            names: a list to which this call adds the names of the micro-batches.
+        """
+
+    @abc.abstractmethod
+    def exchanging(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for a micro-batch's backward pass, in which the ranks may exchange gradients."""
+
+    @abc.abstractmethod
+    def note_loss(self, loss: Tensor) -> None:
+        """Note the loss of the present micro-batch: a float32 scalar."""
+
+    @abc.abstractmethod
+    def mean_loss(self) -> Tensor:
+        """Return the mean of the losses noted in this step. All ranks call it together."""
+
+    @abc.abstractmethod
+    def begin_update(self) -> None:
+        """Note that the optimizer steps now, so that `undo` can't undo the step any more."""
+
+    def undo(self) -> bool:
+        """Undo the step in progress in this rank alone. Return False if something of it may remain."""
+        return False
+
     @abc.abstractmethod
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
         """Return the mean of each logged number over ranks and shares.
@@ -253,6 +289,7 @@ class SeparateRanks(Cooperation):
         super().__init__(accelerator, (data or separate(accelerator)).count, data)
         self._is_told = data is not None
         self._gradients = OwnGradients()
+        self._losses, self._accum = torch.zeros(()), 1  # the sum of the step's losses, and their number
 
     @property
     def has_parts(self) -> bool:
@@ -281,6 +318,31 @@ class SeparateRanks(Cooperation):
 
     def list_shares(self, batch_size: int) -> list[Share]:
         return [Share(batch_size, self.data.number, self.data.count)]
+
+    def take(self, training: Any, names: list[str]) -> Iterator[Any]:
+        self._losses = torch.zeros((), device=self.accelerator.device)
+        self._accum = training.recipe.grad_accum
+        for _ in range(self._accum):
+            name, batch = training.next_batch()
+            names.append(name)
+            with self.accelerator.accumulate(training.model):
+                yield batch
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        if self.accelerator.sync_gradients:
+            heartbeats.mark(Place.SYNCING)
+        yield
+        heartbeats.mark(Place.COMPUTING)
+
+    def note_loss(self, loss: Tensor) -> None:
+        self._losses += loss
+
+    def mean_loss(self) -> Tensor:
+        return self._losses / self._accum
+
+    def begin_update(self) -> None:
+        pass  # no step is undone
 
     def mean(self, numbers: Sequence[Tensor]) -> Tensor:
         found = torch.stack([*numbers])

@@ -4,7 +4,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,13 +12,12 @@ from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.checkpoint.shown import to_shown
 from holdfast.errors import RecipeError
 from holdfast.machine import heartbeats
-from holdfast.machine.heartbeats import Phase, Place
+from holdfast.machine.heartbeats import Phase
 from holdfast.state import gather_whole
 from holdfast.training.best import check_best
 from holdfast.training.build import Training
 from holdfast.training.checksums import undone_extras
 from holdfast.training.flags import check_flags
-from holdfast.training.passes import take_shares
 from holdfast.training.probing import check_first_step
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
@@ -27,9 +25,6 @@ from holdfast.training.restorable import check_beginning, check_changes, check_s
 from holdfast.training.skipping import pass_over
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
-
-if TYPE_CHECKING:
-    from holdfast.training.virtual_ranks.step import VirtualRanks
 
 # Called with the finished step, its loss (None if a loop logs no loss), and the steps per second since `steps` began.
 Report = Callable[[int, float | None, float], None]
@@ -107,7 +102,7 @@ def train_step(training: Training) -> Unread:
     if recipe.step is not None:
         numbers, names = _take_own_step(training)
     else:
-        numbers, names = _learn(training) if training.virtual is None else _learn_in_shares(training, training.virtual)
+        numbers, names = _learn(training)
     training.schedulers.step()
     if recipe.after_step is not None:
         recipe.after_step()
@@ -119,47 +114,17 @@ def _learn(training: Training) -> tuple[dict[str, torch.Tensor], list[str]]:
 
     Returns: the mean loss of the micro-batches and the gradient's norm, and the names of the micro-batches.
     """
-    accelerator, recipe = training.accelerator, training.recipe
-    assert recipe.loss is not None
-    loss_sum = torch.zeros((), device=accelerator.device)
-    grad_norm = torch.zeros((), device=accelerator.device)
-    names = []
-    for _ in range(recipe.grad_accum):
-        name, batch = training.next_batch()
-        names.append(name)
-        with accelerator.accumulate(training.model):
-            with accelerator.autocast():
-                loss = recipe.loss(training.model, batch)
-            if accelerator.sync_gradients:
-                heartbeats.mark(Place.SYNCING)
-            accelerator.backward(loss)
-            heartbeats.mark(Place.COMPUTING)
-            if accelerator.sync_gradients:
-                grad_norm = clip(training)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-        loss_sum += loss.detach().float()
-    return {"loss": loss_sum / recipe.grad_accum, "grad_norm": grad_norm.float()}, names
-
-
-def _learn_in_shares(training: Training, virtual: "VirtualRanks") -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Train a step and return as `_learn` does, but train in shares, whose gradients are summed in a fixed order."""
-    accelerator, recipe = training.accelerator, training.recipe
+    accelerator, recipe, ranks = training.accelerator, training.recipe, training.ranks
     assert recipe.loss is not None
     names: list[str] = []
-    for batch in take_shares(training, virtual, names):
+    for batch in ranks.take(training, names):
         with accelerator.autocast():
             loss = recipe.loss(training.model, batch)
-        if virtual.is_last:
-            heartbeats.mark(Place.SYNCING)  # the ranks exchange gradients during this backward pass
-        with virtual.overlapped():
+        with ranks.exchanging():
             accelerator.backward(loss)
-        virtual.log("loss", loss.detach().float().reshape(()))
-    heartbeats.mark(Place.SYNCING)
-    (loss,) = virtual.mean_of_shares([virtual.numbers["loss"]])
-    numbers = {"loss": loss, "grad_norm": clip(training).float()}
-    heartbeats.mark(Place.COMPUTING)
-    virtual.is_undoable = False
+        ranks.note_loss(loss.detach().float())
+    numbers = {"loss": ranks.mean_loss(), "grad_norm": clip(training).float()}
+    ranks.begin_update()
     training.optimizer.step()
     training.optimizer.zero_grad()
     return numbers, names

@@ -40,7 +40,7 @@ def set_skipped(training: Training, skip: str) -> None:
 def pass_over(training: Training) -> None:
     """Draw the batches of the next step, and set `StepRecord.trained`. All ranks call it together."""
     names: list[str] = []
-    counts = [turn.counts for turn in training.virtual.turns] if training.virtual else [True]
+    counts = training.ranks.counts
     with training.generators.training():
         for is_own in counts:
             for _ in range(training.recipe.grad_accum):

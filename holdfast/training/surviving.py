@@ -31,7 +31,7 @@ def go_back(training: Training) -> bool:
     """
     training.ranks.is_alone = True
     if training.stage is Stage.STEPPING:
-        return training.virtual is not None and training.virtual.undo()
+        return training.ranks.undo()
     if training.stage is Stage.RECORDED:
         settle(training)
     return training.stage is Stage.SETTLED

@@ -8,6 +8,7 @@ model (`holdfast.training.virtual_ranks.blocks`).
 
 import contextlib
 import math
+import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, distributed, nn
 from holdfast.config import RunConfig
 from holdfast.data import Share, combine, is_stream, list_batch_sizes, list_divisors
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.machine import determinism
+from holdfast.machine import determinism, heartbeats
 from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
@@ -35,6 +36,9 @@ from holdfast.training.virtual_ranks.layout import check_layout, check_one_model
 from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from holdfast.training.virtual_ranks.tree import sum_columns
 from holdfast.training.virtual_ranks.whole import WholeSums
+
+# named as text, because it uses the built training, and the training uses this module
+TAKE_SHARES = "holdfast.training.share_step:take_shares"
 
 
 def make_virtual(
@@ -236,6 +240,32 @@ class VirtualRanks(Cooperation):
         """Begin a micro-batch of a share; ``is_last`` says whether it is the share's last micro-batch."""
         self.is_last = is_last and turn == self.turns[-1]
         self.sums.begin_micro_batch(turn, is_last=is_last)
+
+    @property
+    def counts(self) -> list[bool]:
+        return [turn.counts for turn in self.turns]
+
+    def take(self, training: Any, names: list[str]) -> Iterator[Any]:
+        batches: Iterator[Any] = pkgutil.resolve_name(TAKE_SHARES)(training, self, names)
+        return batches
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        if self.is_last:
+            heartbeats.mark(heartbeats.Place.SYNCING)  # the ranks exchange gradients during this backward pass
+        with self.overlapped():
+            yield
+
+    def note_loss(self, loss: Tensor) -> None:
+        self.log("loss", loss.reshape(()))
+
+    def mean_loss(self) -> Tensor:
+        heartbeats.mark(heartbeats.Place.SYNCING)
+        return self.mean_of_shares([self.numbers["loss"]])[0]
+
+    def begin_update(self) -> None:
+        heartbeats.mark(heartbeats.Place.COMPUTING)
+        self.is_undoable = False
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
         """Exchange gradients as they are completed, while the ``with`` block runs a micro-batch's backward pass.
