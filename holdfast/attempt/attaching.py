@@ -18,8 +18,8 @@ from typing import NoReturn
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.machine.processes import MARK_VARIABLE, RANK_MODULE
-from holdfast.rank.attending import BESIDE_VARIABLE, END_VARIABLE
 from holdfast.rank.door import DOOR_VARIABLE, Answer, knock, make_door, name_door
+from holdfast.rank.launcher_signals import BESIDE_VARIABLE, END_VARIABLE
 from holdfast.rank.launchers import DOCS, Slot, find_slot
 from holdfast.rank.process import make_environment
 from holdfast.rank.rendezvous import NODE_VARIABLE

@@ -22,8 +22,8 @@ from holdfast.journal.endings import Ending
 from holdfast.machine.preemption import Notice, Source
 from holdfast.machine.processes import is_running
 from holdfast.rank.attached import AttachedRanks
-from holdfast.rank.attending import STOPPED_EARLY
 from holdfast.rank.door import DOOR_VARIABLE, Door
+from holdfast.rank.launcher_signals import STOPPED_EARLY
 from holdfast.rank.process import read_environment
 from holdfast.rank.rendezvous import find_node
 from holdfast.terminal import interrupt

@@ -1,7 +1,7 @@
 """The steps that earlier ranks had trained and that no checkpoint contains: new ranks have to train them again.
 
-Ranks that have died leave the trail of these steps on their machine's disk (`holdfast.rank.lived`). Ranks that were
-told to stop train them after their save (`holdfast.rank.shadow`), and the journal has their trail.
+Ranks that have died leave the trail of these steps on their machine's disk (`holdfast.rank.lived_steps`). Ranks that
+were told to stop train them after their save (`holdfast.rank.shadow`), and the journal has their trail.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from holdfast.config.steps import Steps
 from holdfast.errors import HoldfastError
 from holdfast.journal import Commit, Journal
 from holdfast.provenance.canonical import finite_or_none
-from holdfast.rank.lived import delete_lived, find_lived
+from holdfast.rank.lived_steps import delete_lived, find_lived
 from holdfast.rank.messages import Shadowed
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from holdfast.checkpoint.metadata import (
 from holdfast.checkpoint.near import Near, NearReader
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
-from holdfast.checkpoint.saving import Saver, save
+from holdfast.checkpoint.saver import Saver, save
 from holdfast.checkpoint.trail import (
     Lines,
     name_trails,

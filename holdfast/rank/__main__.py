@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
     end_if_orphaned()
 
-    from holdfast.rank.attending import await_code
+    from holdfast.rank.launcher_signals import await_code
     from holdfast.rank.serving import main  # imported last, because this imports torch
 
     code = await_code(main())

@@ -16,11 +16,11 @@ from holdfast.errors import ConfigError, HoldfastError, RankDied, RunStopped
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, RankStanding
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, is_running
 from holdfast.rank.door import Door
+from holdfast.rank.first_order import HELD_VARIABLE
 from holdfast.rank.hanging import PATIENCE_VARIABLE
-from holdfast.rank.holding import HELD_VARIABLE
 from holdfast.rank.launchers import DOCS
 from holdfast.rank.launching import Ranks
-from holdfast.rank.lived import LIVED_VARIABLE
+from holdfast.rank.lived_steps import LIVED_VARIABLE
 from holdfast.rank.process import COMMIT_VARIABLE
 
 # The longest wait for the other ranks after a rank has ended. They end by themselves, or their launcher ends them; the

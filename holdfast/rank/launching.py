@@ -33,9 +33,9 @@ from holdfast.machine.processes import (
 )
 from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
+from holdfast.rank.first_order import HELD_VARIABLE
 from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
-from holdfast.rank.holding import HELD_VARIABLE
-from holdfast.rank.lived import LIVED_VARIABLE
+from holdfast.rank.lived_steps import LIVED_VARIABLE
 from holdfast.rank.messages import (
     Begin,
     Begun,
@@ -120,7 +120,7 @@ class Ranks:
             longest_epoch: the number of steps to which epochs are shortened, for a proof; 0 for complete epochs.
             spawn: the function that starts the process; by default `Ranks.spawn`.
             patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
-            lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived`.
+            lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived_steps`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
         """
         self.began = time.monotonic()

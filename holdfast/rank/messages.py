@@ -191,7 +191,7 @@ class Ready(Message):
     Attributes:
         settings: the settings that the recipe was built with, defaults included.
         defaults: the default values of the recipe's settings.
-        data: the fingerprint's part about the data; see `holdfast.rank.describing.describe_data`.
+        data: the fingerprint's part about the data; see `holdfast.rank.description.describe_data`.
         samples_per_step: samples of an optimizer step over all ranks.
         sample_size: the number of units in a sample.
         unit: the name of the unit, such as tokens.

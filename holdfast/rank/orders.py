@@ -13,7 +13,7 @@ from holdfast.checkpoint import Saved
 from holdfast.ledger.durations import Durations, Slowing
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, Place
-from holdfast.rank import attending
+from holdfast.rank import launcher_signals
 from holdfast.rank.agreement import Agreement, Wish
 from holdfast.rank.messages import End, Order, Save, Stop, decode_order
 from holdfast.terminal.interrupt import take_like_sigterm
@@ -114,7 +114,7 @@ class Orders:
             self._stop()
 
     def _obey_signal(self, number: int, frame: object) -> None:
-        attending.pass_on_stop()
+        launcher_signals.pass_on_stop()
         self._stop()
 
     def _stop(self) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 from holdfast.checkpoint import Saved
 from holdfast.errors import RankDied
 from holdfast.machine import heartbeats
-from holdfast.rank.agreeing import check_same_store, check_same_training
-from holdfast.rank.describing import describe_training
+from holdfast.rank.description import describe_training
 from holdfast.rank.events import Events
 from holdfast.rank.messages import (
     Begin,
@@ -36,10 +35,11 @@ from holdfast.rank.messages import (
 )
 from holdfast.rank.nodes import end_torchrun
 from holdfast.rank.orders import Orders
+from holdfast.rank.rank_checks import check_same_store, check_same_training
 from holdfast.rank.record import CodeRecord
 from holdfast.rank.restore import restore_again, restore_commit
 from holdfast.rank.shadow import train_shadow
-from holdfast.rank.surviving import RankChunk, Survivor
+from holdfast.rank.survivor import RankChunk, Survivor
 from holdfast.store import Store, open_store
 from holdfast.training import (
     SaveRequest,

@@ -12,13 +12,13 @@ from holdfast.machine import heartbeats
 from holdfast.provenance import opened_files as opened
 from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
-from holdfast.rank.holding import wait_to_proceed
+from holdfast.rank.first_order import wait_to_proceed
 from holdfast.rank.messages import Finished
 from holdfast.rank.nodes import Nodes
 from holdfast.rank.process import read_environment
 from holdfast.rank.record import CodeRecord, read_recorded
 from holdfast.rank.service import RankService
-from holdfast.rank.surviving import Survivor
+from holdfast.rank.survivor import Survivor
 from holdfast.training import Training, run_program
 
 

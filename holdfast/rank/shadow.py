@@ -11,7 +11,7 @@ from holdfast.checkpoint.departure import MOST_DETAILED, MOST_SHADOWED
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Shadowed
 from holdfast.rank.orders import Orders
-from holdfast.rank.surviving import Survivor
+from holdfast.rank.survivor import Survivor
 from holdfast.training import Training, examine_recipe, spell_lines, steps
 
 # The part of `resume.stop_within_s` in which the save and the steps have to end after an order to stop at once.

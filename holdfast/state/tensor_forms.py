@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # The forms of tensors that are divided over the ranks, as ``module:object``, by module and name of the tensors' class.
 # The class isn't imported here: a run without such tensors would wait 1.3 s for the import.
-FORMS = {("torch.distributed.tensor", "DTensor"): "holdfast.state.sharded:SHARDED"}
+FORMS = {("torch.distributed.tensor", "DTensor"): "holdfast.state.shards:SHARDED"}
 
 
 class RegionBytes:

@@ -6,6 +6,7 @@ from holdfast.recipe.probe import Gate
 from holdfast.training.build import Training
 from holdfast.training.examinations import examine_recipe
 from holdfast.training.horizon import find_idle, list_events
+from holdfast.training.lone_save import go_back, save_alone
 from holdfast.training.loop import evaluate_recipe, repeat_evaluation, steps
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import spell_lines
@@ -14,8 +15,7 @@ from holdfast.training.repeating import repeat_last_step
 from holdfast.training.resuming import Resumed, resume, resume_weights
 from holdfast.training.runner import run_program
 from holdfast.training.saving import SaveRequest, begin_save, count_params
-from holdfast.training.skipping import set_skipped
-from holdfast.training.surviving import go_back, save_alone
+from holdfast.training.skipped_steps import set_skipped
 
 __all__ = [
     "Gate",

@@ -202,7 +202,7 @@ class Training:
 
     @property
     def can_survive(self) -> bool:
-        """Return whether one rank can save the state alone after another rank is lost; see `surviving`."""
+        """Return whether one rank can save the state alone after another rank is lost; see `lone_save`."""
         compute = self.config.compute
         is_on_cpu = self.accelerator.device.type == "cpu"
         is_whole = self.ranks.has_common_state and compute.parallel == "ddp"

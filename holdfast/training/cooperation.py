@@ -49,7 +49,7 @@ class Cooperation(abc.ABC):
         has_common_state: whether all ranks have the same generators, extras and position in the data; a checkpoint then
             contains them once.
         sums_gradients: whether the ranks sum the gradients themselves, in place of DDP.
-        is_alone: whether this rank continues without the others, because one of them is lost; see `surviving`.
+        is_alone: whether this rank continues without the others, because one of them is lost; see `lone_save`.
         shares: the number of parts into which each batch is cut.
         data: the data-parallel rank of each rank. Ranks with the same data rank train the same samples.
         stages: the stages of a pipeline that the ranks hold; None if the model's tensors have the same names in all

@@ -22,7 +22,7 @@ from holdfast.training.probing import check_first_step
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
 from holdfast.training.restorable import check_beginning, check_changes, check_step
-from holdfast.training.skipping import pass_over
+from holdfast.training.skipped_steps import pass_over
 from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import undisturbed
 

@@ -62,7 +62,7 @@ class Program(abc.ABC):
         can_go_back: whether a rank can undo a step that it hasn't completed.
         data_ranks: which ranks train the same samples, if the program has set this; otherwise None.
         framework: the framework that runs the loop, such as ``a Lightning Trainer``; empty if there is none.
-        skipped: the steps whose batches are drawn, but not trained; see `skipping`.
+        skipped: the steps whose batches are drawn, but not trained; see `skipped_steps`.
     """
 
     framework = ""

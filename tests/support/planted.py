@@ -18,7 +18,7 @@ from holdfast.attempt.lineage import describe_present
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
 from holdfast.provenance import opened_files as opened
-from holdfast.rank.describing import describe_training
+from holdfast.rank.description import describe_training
 from holdfast.rank.record import CodeRecord
 from holdfast.store import open_store
 from holdfast.training import Gate, SaveRequest, Training, begin_save, resume, run_program, steps

@@ -21,7 +21,7 @@ from holdfast.checkpoint import CheckpointSave, Payload, Saved, Saver, differenc
 from holdfast.config import Compute, Determinism, Resume, RunConfig
 from holdfast.errors import CheckpointDamaged, GateTripped, StoreFull
 from holdfast.state import gather_whole, has_shards, is_sharded, localize, to_payload
-from holdfast.state.sharded import ShardedBytes
+from holdfast.state.shards import ShardedBytes
 from holdfast.state.tensors import TensorBytes
 from holdfast.store.local import LocalStore
 from holdfast.training import Gate, SaveRequest, Training, begin_save, resume

@@ -23,7 +23,7 @@ from holdfast.checkpoint.parts import File
 from holdfast.checkpoint.streaming import WINDOWS, Stream, count_window_bytes
 from holdfast.errors import HoldfastError, RunStopped, StateError
 from holdfast.memory import Buffers
-from holdfast.state.sharded import Region, ShardedBytes, TensorHolders, find_holders
+from holdfast.state.shards import Region, ShardedBytes, TensorHolders, find_holders
 from holdfast.store import Store
 from holdfast.training.objects import PATIENCE
 from holdfast.training.sharded.extents import (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from holdfast.checkpoint import Piece
-from holdfast.state.sharded import Region, TensorHolders, cut_boxes, see_bytewise
+from holdfast.state.shards import Region, TensorHolders, cut_boxes, see_bytewise
 from holdfast.state.tensor_forms import local_of
 from holdfast.state.tensors import TensorBytes
 

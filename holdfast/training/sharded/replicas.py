@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.checkpoint import Payload
 from holdfast.errors import StateError
 from holdfast.state.checksum import checksum, checksum_together
-from holdfast.state.sharded import ShardedBytes, list_alike
+from holdfast.state.shards import ShardedBytes, list_alike
 from holdfast.state.tensor_forms import local_of
 from holdfast.training.sharded.exchange import Exchange
 from holdfast.training.sharded.extents import Placed

@@ -15,7 +15,7 @@ from holdfast.journal import Commit
 from holdfast.memory import Buffers
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES, list_marked
-from holdfast.state.sharded import ShardedBytes, cut_like
+from holdfast.state.shards import ShardedBytes, cut_like
 from holdfast.state.tensor_forms import local_of
 from holdfast.state.tensors import TensorBytes
 from holdfast.store import Store

@@ -18,7 +18,7 @@ from holdfast.checkpoint import Payload, Tensor
 from holdfast.errors import CheckpointDamaged, RecipeError, StateError
 from holdfast.state.decoding import shape_of
 from holdfast.state.encoding import DTYPES, list_marked
-from holdfast.state.sharded import ShardedBytes
+from holdfast.state.shards import ShardedBytes
 from holdfast.state.tensor_forms import is_sharded
 from holdfast.state.tensors import TensorBytes
 from holdfast.training.data_ranks import HINT, DataRanks

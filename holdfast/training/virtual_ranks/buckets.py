@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
-from holdfast.state.sharded import cut_like
+from holdfast.state.shards import cut_like
 from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
 # Gradients are summed in pieces of about this size, as in DDP.

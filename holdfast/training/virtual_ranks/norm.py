@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from holdfast.state import is_sharded
-from holdfast.state.sharded import TensorHolders, find_holders, list_alike
+from holdfast.state.shards import TensorHolders, find_holders, list_alike
 from holdfast.state.tensor_forms import local_of
 from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns

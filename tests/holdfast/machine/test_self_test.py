@@ -20,7 +20,7 @@ from holdfast.journal.endings import ending_of
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
 from holdfast.machine.self_test import KEY, SelfTest, compare_with_records, find_fault, refuse, run_self_test
-from holdfast.rank import describing
+from holdfast.rank import description
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import fault, flip
 from tests.conftest import Engine, Reference, assert_same_bytes
@@ -296,9 +296,9 @@ def test_a_self_test_that_cannot_run_ends_no_run(monkeypatch: pytest.MonkeyPatch
     def fail(device: str) -> SelfTest:
         raise RuntimeError("No viable backend for scaled_dot_product_attention")
 
-    monkeypatch.setattr(describing, "run_self_test", fail)
+    monkeypatch.setattr(description, "run_self_test", fail)
     training = Mock(ranks=Mock(gather=lambda value: [value]), accelerator=Mock(device="cpu"))
-    test, warnings = describing.test_device(training)
+    test, warnings = description.test_device(training)
     assert test is None
     assert warnings == [
         "the self-test can't run here, and is left out: RuntimeError: No viable backend for "

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigDrift
-from holdfast.rank.agreeing import NodeIdentity, compare_nodes
+from holdfast.rank.rank_checks import NodeIdentity, compare_nodes
 
 ENVIRONMENT: dict[str, Any] = {
     "torch": "2.13.0", "python": "3.11.2", "cpu": "a", "holdfast": "1", "packages": {"scipy": "1.2"},

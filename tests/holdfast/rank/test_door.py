@@ -17,7 +17,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, NodesMissing, RankDied, RunStopped
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Heartbeat, RankStanding
-from holdfast.rank import attached, attending, door
+from holdfast.rank import attached, door, launcher_signals
 from holdfast.rank.attached import AttachedProcesses, AttachedRanks
 from holdfast.rank.door import Answer, Door, knock, make_door, name_door
 from holdfast.rank.launchers import Slot
@@ -221,14 +221,14 @@ def test_the_ranks_that_died_are_named(
 def test_a_rank_ends_with_the_attempts_exit_code(
     given: bytes, own: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert attending.await_code(own) == own  # a rank that no other launcher has started
+    assert launcher_signals.await_code(own) == own  # a rank that no other launcher has started
     reader, writer = os.pipe()
     os.write(writer, given)
     os.close(writer)
-    monkeypatch.setenv(attending.END_VARIABLE, str(reader))
+    monkeypatch.setenv(launcher_signals.END_VARIABLE, str(reader))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert attending.await_code(own) == code
+        assert launcher_signals.await_code(own) == code
     finally:
         signal.signal(signal.SIGTERM, before)
         os.close(reader)
@@ -238,14 +238,14 @@ def test_a_rank_ends_with_the_attempts_exit_code(
 def test_a_stop_is_passed_on_once_unless_a_rank_has_died(is_dead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     kill: Callable[[int, int], Any] = lambda pid, number: told.append((pid, number))  # noqa: E731
-    monkeypatch.setattr(attending.os, "kill", kill)
-    monkeypatch.setattr(attending, "_told", [])
-    attending.pass_on_stop()
+    monkeypatch.setattr(launcher_signals.os, "kill", kill)
+    monkeypatch.setattr(launcher_signals, "_told", [])
+    launcher_signals.pass_on_stop()
     assert told == []  # not the first rank of its machine
-    monkeypatch.setenv(attending.BESIDE_VARIABLE, "4242")
+    monkeypatch.setenv(launcher_signals.BESIDE_VARIABLE, "4242")
     monkeypatch.setattr(heartbeats, "read_beats", lambda: {0: _Beat(os.getpid()), 1: _Beat(2**22 if is_dead else 1)})
-    attending.pass_on_stop()
-    attending.pass_on_stop()
+    launcher_signals.pass_on_stop()
+    launcher_signals.pass_on_stop()
     assert told == ([] if is_dead else [(4242, signal.SIGTERM)])
 
 

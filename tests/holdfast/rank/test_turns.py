@@ -12,8 +12,8 @@ import pytest
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Heartbeats
 from holdfast.machine.processes import is_running
-from holdfast.rank import surviving
-from holdfast.rank.surviving import await_turn
+from holdfast.rank import survivor
+from holdfast.rank.survivor import await_turn
 from tests.support.waiting import await_equal
 
 # Stands as its argument says until its standard input has another standing.
@@ -58,7 +58,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def test_a_rank_saves_at_once_if_those_before_it_are_dead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed rank stays a zombie until torchrun asks for its end."""
-    monkeypatch.setattr(surviving, "NOTICES_WITHIN_S", 600)
+    monkeypatch.setattr(survivor, "NOTICES_WITHIN_S", 600)
     ranks = start("TRAINING", "LEAVING")
     for each in ranks:
         each.send_signal(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_the_next_rank_saves_if_the_one_before_it_ends_without(start: Start) -> 
 
 def test_a_rank_that_notices_nothing_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a third rank, which waits for this one."""
-    monkeypatch.setattr(surviving, "NOTICES_WITHIN_S", 0.1)
+    monkeypatch.setattr(survivor, "NOTICES_WITHIN_S", 0.1)
     start("TRAINING")
     assert await_turn(1)
 

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from holdfast.checkpoint import assign_owners, list_batches
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
-from holdfast.state.sharded import Region, cut_boxes
+from holdfast.state.shards import Region, cut_boxes
 from holdfast.training import Training
 from holdfast.training.sharded.exchange import Exchange, Link
 from holdfast.training.sharded.extents import Move

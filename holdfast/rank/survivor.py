@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holdfast.machine import heartbeats
 from holdfast.machine.heartbeats import Phase, RankStanding
 from holdfast.machine.processes import is_running
-from holdfast.rank.lived import open_lived
+from holdfast.rank.lived_steps import open_lived
 from holdfast.training import SaveRequest, Training, go_back, save_alone
 
 LOOK_EVERY_S = 0.02

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from holdfast.rank.lived import LivedSteps, delete_lived, find_lived, name_lived
+from holdfast.rank.lived_steps import LivedSteps, delete_lived, find_lived, name_lived
 
 
 def train(folder: Path, attempt: int, after: int, stop: int) -> LivedSteps:
