@@ -319,6 +319,7 @@ def test_a_cancelled_run_saves_and_continues_when_started_again(run: PoolRun, re
     for flow_run in (train, attempt["id"]):
         await_true(functools.partial(run.pool.has_logged, flow_run, saved), f"no log says: {saved}", ENDS_WITHIN_S)
         assert "Crash detected" not in run.pool.logs(flow_run)
+        assert "Traceback" not in run.pool.logs(flow_run)
         assert "CRASHED" not in {state["type"] for state in run.pool.states(flow_run)}
     # The UI shows a stop's commit like any other commit.
     await_true(lambda: newest.path in run.pool.logs(attempt["id"]), "its commit is not in the log", ENDS_WITHIN_S)
