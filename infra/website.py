@@ -21,9 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CONFIG = Path(__file__).parent / "website.yaml"
+STYLE = Path(__file__).parent / "site"
 INDEX = "docs/README.md"
 PAGES = ("*.md", "docs/*.md", "holdfast/*.md", "tests/*.md")
-PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": "text", ".tf": "hcl", ".sh": "sh"}
 PICTURES = (".png", ".svg")
 FENCE, SPAN = re.compile(r"(^```.*?^```$)", re.M | re.S), re.compile(r"(`+[^`].*?`+)")
@@ -58,7 +58,8 @@ def main(folder: Path) -> int:
 
 
 def copy_pages(folder: Path) -> None:
-    """Copy every page and every picture, and write a page for each file or folder that they link to."""
+    """Copy every page, every picture and the site's style, and write a page for each linked file or folder."""
+    shutil.copytree(STYLE, folder)
     for page in sorted(page for pattern in PAGES for page in ROOT.glob(pattern)):
         name = page.relative_to(ROOT).as_posix()
         text, linked = rewrite(name, page.read_text("utf-8"))

@@ -14,14 +14,14 @@ import yaml
 
 import holdfast
 from tests.conftest import COMMAND_WITHIN_S, ROOT
-from tests.support.chromium import Page, browser, find_browser
+from tests.support.chromium import AXE, Page, browser, find_browser, find_violations
 from tests.support.tools import load
 
 website = load("website")
 PYTHON = ROOT / ".venv" / "site" / "bin" / "python"
 needs_site = pytest.mark.skipif(not PYTHON.exists(), reason="make site installs its generator")
 GROUPS = ["Start", "Guides", "Understand", "Troubleshooting", "Reference", "Examples", "Project"]
-WIDTHS = (1280, 400)
+WIDTHS = (1440, 820, 390)
 
 
 def test_links_outside_of_docs_lead_to_pages() -> None:
@@ -124,6 +124,24 @@ def test_a_browser_shows_the_site_and_asks_no_other_host(url: str) -> None:
                         assert not page.errors
                         fetched = [each for each in page.requests if not each.startswith(("data:", "blob:"))]
                         assert [each for each in fetched if not each.startswith(url)] == []
+                        assert not AXE.exists() or find_violations(page) == [], (name, theme, width)
+
+
+@needs_site
+@pytest.mark.slow
+@pytest.mark.skipif(find_browser() is None, reason="there is no Chromium")
+def test_the_search_finds_the_words_of_a_message_by_keyboard(url: str) -> None:
+    with browser() as address, Page(address) as page:
+        page.open(f"{url}/index.html")
+        page.press("Tab")
+        while page.ask("document.activeElement.className.includes('md-search__button')") is False:
+            page.press("Tab")
+        page.press("Enter")
+        shadows = "[...document.querySelectorAll('*')].flatMap(each => each.shadowRoot ?? [])"
+        page.await_true(f"{shadows}.some(each => each.activeElement?.tagName === 'INPUT')")
+        page.do("Input.insertText", text="holdfast verify lists the remaining checkpoints")
+        found = f"{shadows}.flatMap(each => [...each.querySelectorAll('a')])"
+        page.await_true(f"{found}.some(each => each.href.includes('/docs/messages.html'))")
 
 
 @needs_site

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from holdfast.errors import ConfigError
 from tasks.server import free_port
-from tests.conftest import kill_tree
+from tests.conftest import ROOT, kill_tree
 from tests.support.servers import await_port
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -27,6 +27,10 @@ OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-device-scale-factor=1",
 )  # fmt: skip
 ANSWERS_WITHIN_S = 120.0
+# `make test` installs it with npm.
+AXE = ROOT / ".venv" / "node_modules" / "axe-core" / "axe.min.js"
+VIOLATIONS = """axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map(
+    each => `${each.id}: ${each.nodes.map(node => node.html).slice(0, 3).join(' ')}`))"""
 
 
 def find_browser() -> str | None:
@@ -117,9 +121,13 @@ class Page:
     def load(self, url: str) -> None:
         """Navigate to a URL, and return when it is loaded."""
         self.do("Page.navigate", url=url)
+        self.await_true("location.href !== 'about:blank' && document.readyState === 'complete'")
+
+    def await_true(self, expression: str) -> None:
+        """Return when an expression of JavaScript is true."""
         deadline = time.monotonic() + ANSWERS_WITHIN_S
-        while self.ask("location.href !== 'about:blank' && document.readyState") != "complete":
-            assert time.monotonic() < deadline, f"{url} isn't loaded"
+        while not self.ask(expression):
+            assert time.monotonic() < deadline, f"not true on this page: {expression}"
             time.sleep(0.05)
 
     def settle(self) -> None:
@@ -156,3 +164,9 @@ class Page:
         """Return the page as it is printed on A4, as a PDF."""
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True, "preferCSSPageSize": True}
         return base64.b64decode(self.do("Page.printToPDF", **paper)["data"])
+
+
+def find_violations(page: Page) -> list[str]:
+    """Return the violations of accessibility that axe finds on an open page."""
+    page.ask(f"{AXE.read_text('utf-8')}; 0")
+    return list(page.ask(VIOLATIONS))

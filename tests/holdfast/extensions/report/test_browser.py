@@ -11,14 +11,10 @@ from holdfast.extensions.report.index import make_index, read_rows
 from holdfast.extensions.report.page import make_page
 from holdfast.journal import Journal, choose_runs, metrics_name
 from holdfast.store import open_store
-from tests.conftest import ROOT
 from tests.holdfast.extensions.report.test_page import plant
-from tests.support.chromium import Page
+from tests.support.chromium import AXE, Page, find_violations
 from tests.support.long_run import LongRun
 
-AXE = ROOT / ".venv" / "node_modules" / "axe-core" / "axe.min.js"
-VIOLATIONS = """axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map(
-    each => `${each.id}: ${each.nodes.map(node => node.html).slice(0, 3).join(' ')}`))"""
 DRAWN = "[...document.querySelectorAll('.curve')].filter(each => each.querySelector('canvas')).length"
 SAID = "document.querySelector('.curve .said').textContent"
 
@@ -73,8 +69,7 @@ def test_a_page_opens_alone_and_without_errors_on_every_width(page: Page, pages:
 @pytest.mark.parametrize("name", ["rolled", "begun", "several", "index", "hostile"])
 def test_a_page_is_accessible(page: Page, pages: dict[str, str], name: str, theme: str) -> None:
     page.open(pages[name], theme=theme)
-    page.ask(f"{AXE.read_text('utf-8')}; 0")
-    assert page.ask(VIOLATIONS) == []
+    assert find_violations(page) == []
 
 
 def test_a_curve_is_read_and_zoomed_with_the_keyboard(page: Page, pages: dict[str, str]) -> None:
