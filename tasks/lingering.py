@@ -23,10 +23,11 @@ from prefect.settings import get_current_settings
 
 from holdfast import __version__
 from tasks.credentials import private
+from tasks.liveness import read_seconds
 from tasks.processes import began_at, is_recorded_process
 
 VARIABLE = "HOLDFAST_SERVER_LINGERS_S"
-DEFAULT_S = 180.0
+DEFAULT_S, LONGEST_S = 180.0, 86400.0
 RECORD, LOCK = "holdfast-server.json", "holdfast-server.lock"
 # A server holds the exclusive lock for less than a millisecond.
 LOCKED_WITHIN_S = 2.0
@@ -54,14 +55,7 @@ def read_patience() -> float:
     Raises:
         SystemExit: the variable isn't a number of seconds.
     """
-    text = os.environ.get(VARIABLE) or str(DEFAULT_S)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        sys.exit(f"{VARIABLE} is '{text}', not a number of seconds from 0")
-    return seconds
+    return read_seconds(VARIABLE, DEFAULT_S, 0.0, LONGEST_S, hint="an unused server ends after")
 
 
 def digest_settings() -> str:

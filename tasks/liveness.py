@@ -36,28 +36,31 @@ USUAL_EVERY_S = 3.0
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 
 
-def read_interval(text: str) -> float:
-    """Return the seconds between two heartbeats, given the text of HOLDFAST_HEARTBEAT_S; the default for an empty text.
+def read_seconds(variable: str, usual_s: float, shortest_s: float, longest_s: float, hint: str) -> float:
+    """Return the seconds in an environment variable; the usual number if the variable is unset or empty.
 
     Raises:
-        SystemExit: the text isn't a number from `SHORTEST_S` to `LONGEST_S`. SystemExit is used because this module is
-            imported before any command can report an error.
+        SystemExit: the text isn't a number in these bounds. SystemExit is used because modules read such a variable
+            while they are imported, before any command can report an error.
     """
+    text = os.environ.get(variable, "")
     try:
-        every_s = float(text or USUAL_EVERY_S)
+        seconds = float(text or usual_s)
     except ValueError:
-        every_s = math.nan
-    if not SHORTEST_S <= every_s <= LONGEST_S:
+        seconds = math.nan
+    if not shortest_s <= seconds <= longest_s:
         sys.exit(
-            f"error: {EVERY_VARIABLE} is {text!r}, not a number of seconds from {SHORTEST_S:g} to {LONGEST_S:g}\n"
-            f"hint: unset the variable: by default a flow run gives a sign of life every {USUAL_EVERY_S:g} s"
+            f"error: {variable} is {text!r}, not a number of seconds from {shortest_s:g} to {longest_s:g}\n"
+            f"hint: unset the variable: by default {hint} {usual_s:g} s"
         )
-    return every_s
+    return seconds
 
 
 # Seconds between two heartbeats. With a longer interval, all windows below and the windows of the automations are
 # longer, too.
-EVERY_S = read_interval(os.environ.get(EVERY_VARIABLE, ""))
+EVERY_S = read_seconds(
+    EVERY_VARIABLE, USUAL_EVERY_S, SHORTEST_S, LONGEST_S, hint="a flow run gives a sign of life every"
+)
 # In the time of ten heartbeats a flow run renews its label five times (`tasks.heartbeat`). Even a machine that is five
 # times busier than usual renews it once.
 LOST_AFTER_S = 10 * EVERY_S

@@ -34,7 +34,7 @@ from tasks.liveness import (
     ProcessVerdict,
     ProcessWatch,
     Request,
-    read_interval,
+    read_seconds,
 )
 from tasks.states import describe_turned_away, describe_wait, kind_of, state_of_lost
 
@@ -195,11 +195,13 @@ def test_a_cancel_waits_for_the_workers_signal_and_a_pause_does_not() -> None:
 
 
 @pytest.mark.parametrize(("text", "every_s"), [("", 3.0), ("1", 1.0), ("2.5", 2.5), ("10", 10.0)])
-def test_the_interval_of_signs_of_life_can_be_set(text: str, every_s: float) -> None:
-    assert read_interval(text) == every_s
+def test_the_interval_of_signs_of_life_can_be_set(monkeypatch: pytest.MonkeyPatch, text: str, every_s: float) -> None:
+    monkeypatch.setenv("HOLDFAST_HEARTBEAT_S", text)
+    assert read_seconds("HOLDFAST_HEARTBEAT_S", 3.0, 1.0, 10.0, "") == every_s
 
 
 @pytest.mark.parametrize("text", ["0.5", "11", "nan", "ten", "-3"])
-def test_a_wrong_interval_is_one_clear_line(text: str) -> None:
+def test_a_wrong_interval_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("HOLDFAST_HEARTBEAT_S", text)
     with pytest.raises(SystemExit, match=f"HOLDFAST_HEARTBEAT_S is '{text}', not a number of seconds from 1 to 10"):
-        read_interval(text)
+        read_seconds("HOLDFAST_HEARTBEAT_S", 3.0, 1.0, 10.0, "")
