@@ -20,7 +20,7 @@ from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
 from holdfast.proof.share import choose_by_share
-from holdfast.terminal.options import Json, Set, TrustRecords, print_json
+from holdfast.terminal.options import Flag, Json, Set, TrustRecords, print_json
 
 
 def prove_command(
@@ -28,6 +28,7 @@ def prove_command(
     /,
     *,
     steps: int | None = None,
+    whole: Flag = False,
     within: timedelta = timedelta(minutes=2),
     kills: int = 3,
     seed: int | None = None,
@@ -37,12 +38,16 @@ def prove_command(
 ) -> int:
     """Train a run's first steps twice, straight and killed, and compare the bytes. Keep neither run.
 
+    A proof has shorter epochs than the run, and more of them, so that its few steps cross an epoch's end: what it
+    didn't reach is listed. --whole trains the run's own epochs, all of them, twice.
+
     The exit code is 0 if the bytes are equal, and 2 if they differ.
 
     Args:
         config: The run's configuration, a TOML file.
         steps: The number of steps to train; by default as many as fit into the time, at least 20, and at most all
             steps of the run.
+        whole: Train all steps of the run, with its own epochs, however long that takes.
         within: The approximate time for the whole proof: 90s, 2m, 1h.
         kills: How often SIGKILL ends the ranks.
         seed: The seed of the random chunks and kills; by default a new one each time.
@@ -53,7 +58,7 @@ def prove_command(
     """
     log_plain_lines()
     numbers, within_s = _read_numbers(ranks), within.total_seconds()
-    proof = prove(load_config(config, set_ or []), steps, kills, seed, numbers, within_s)
+    proof = prove(load_config(config, set_ or []), steps, kills, seed, numbers, within_s, is_whole=whole)
     if json:
         print_json(proof.model_dump() | {"is_proved": proof.is_proved})
     else:

@@ -47,10 +47,13 @@ def prove(
     seed: int | None = None,
     ranks: Sequence[int] = (),
     within_s: float = 120.0,
+    *,
+    is_whole: bool = False,
 ) -> Proof:
     """Train some steps twice, each time in a temporary folder: straight, and in chunks with SIGKILLs of the ranks.
 
-    In both runs an epoch is shortened to at most half of the steps, so that the runs cross an epoch's end.
+    In both runs an epoch is shortened to at most half of the steps, so that the runs cross an epoch's end, and the
+    number of epochs is raised, so that they suffice for all steps. A proof of the whole run changes neither.
 
     Args:
         steps: the number of steps; None for as many as fit into ``within_s``: at least 20, and at most 1000 or the
@@ -60,15 +63,19 @@ def prove(
         ranks: the number of ranks at each start of the killed run; after the last number the list begins again. The
             straight run has the first number. If empty, both runs have the configuration's number.
         within_s: the approximate time for the whole proof in seconds, which decides the number of steps.
+        is_whole: train all steps of the run, with its own epochs, however long that takes.
 
     Raises:
-        WrongUse: equal bytes aren't promised on these numbers of ranks, or there are too few kills to use all of them.
+        WrongUse: both ``steps`` and ``is_whole`` are given, equal bytes aren't promised on these numbers of ranks, or
+            there are too few kills to use all of them.
         HoldfastError: the recipe can't be built, or fails.
     """
     if steps is not None and steps < 2:
         raise ConfigError(f"--steps {steps}: expected at least 2 steps")
     if kills < 1:
         raise ConfigError(f"--kills {kills}: expected at least 1 kill")
+    if steps is not None and is_whole:
+        raise WrongUse(f"--steps {steps} and --whole exclude each other")
     config = gather_nodes(settle_ranks(config))
     ranks = ranks or [config.compute.rank_count]
     check_proof_ranks(config, ranks, kills)
@@ -77,12 +84,13 @@ def prove(
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         if steps is None:
             measured = _Run(config, folder, "measured", [MEASURED_STEPS])
-            steps = measured.measure(ranks[0], within_s * MEASURED_SHARE).choose_steps(within_s, kills)
+            speed = measured.measure(ranks[0], within_s * MEASURED_SHARE)
+            steps = max(speed.own_steps, 2) if is_whole else speed.choose_steps(within_s, kills)
             log.info("measured the speed: %d steps are going to be trained twice", steps)
-        straight = _Run(config, folder, "straight", [steps])
+        straight = _Run(config, folder, "straight", [steps], is_whole=is_whole)
         straight.live(ranks[0], 0)
-        kill_steps, chunks = choose_kills(steps, kills, straight.steps_per_epoch, random.Random(seed))
-        resumed = _Run(config, folder, "resumed", chunks)
+        kill_steps, chunks = choose_kills(steps, kills, min(straight.steps_per_epoch, steps // 2), random.Random(seed))
+        resumed = _Run(config, folder, "resumed", chunks, is_whole=is_whole)
         compared: dict[str, Any] = {}
         try:
             for number, kill_at in zip(itertools.cycle(ranks), [*kill_steps, 0], strict=False):
@@ -96,7 +104,8 @@ def prove(
             compared |= find_difference((resumed.read_trail(), straight.read_trail()))
         return Proof(
             recipe=config.recipe, seed=seed, steps=steps, kills=kill_steps, chunks=chunks, ranks=list(ranks),
-            resumed_from=resumed.resumed_from, straight=straight.content_id, **straight.describe(max(ranks)),
+            resumed_from=resumed.resumed_from, is_whole=is_whole,
+            straight=straight.content_id, **straight.describe(max(ranks)),
             **search(straight, resumed, is_equal=straight.content_id == compared.get("resumed")), **compared,
         )  # fmt: skip
 
@@ -146,10 +155,11 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
 class _Run:
     """One of the two runs of a proof (the straight or the killed one), with its journal."""
 
-    def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int]) -> None:
+    def __init__(self, config: RunConfig, folder: str, name: str, chunks: list[int], *, is_whole: bool = False) -> None:
         log = Log(every=1, folder=f"{folder}/logs")
         # An epoch has at least one step, so this number of epochs suffices for all steps.
-        epochs = max(config.epochs, chunks[-1])
+        epochs = config.epochs if is_whole else max(config.epochs, chunks[-1])
+        self._longest_epoch = 0 if is_whole else chunks[-1] // 2
         self._own_epochs = config.epochs
         changed = {"store": folder, "run": name, "log": log, "epochs": epochs, "signing_key": None, "near": NearTier()}
         self._config = config.model_copy(update=changed)
@@ -194,8 +204,9 @@ class _Run:
             "looked_at": examined.looked_at,
             "config_fingerprint": self._present.fingerprint, "environment": environment,
             "steps_per_epoch": epoch, "own_steps_per_epoch": own_epoch,
+            "epochs": self._config.epochs, "own_epochs": self._own_epochs,
             "not_reached": list_not_reached(
-                self._chunks[-1], epoch, own_epoch, examined.events,
+                self._chunks[-1], (epoch, own_epoch), (self._config.epochs, self._own_epochs), examined.events,
                 ranks, compute.loader_workers, environment["device"],
             ),
         }  # fmt: skip
@@ -216,7 +227,7 @@ class _Run:
             GateTripped: the resumed state isn't the saved one.
         """
         self._config = self._config.with_ranks(ranks)
-        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+        with Ranks(self._config, self._log, longest_epoch=self._longest_epoch) as started:
             line = self._resume(started)
             if not self._examined:
                 self._examined.append(started.examine())
@@ -236,7 +247,7 @@ class _Run:
         """Start ranks, train until the last step or for at most ``within_s`` seconds, and return the measured speed."""
         began = time.monotonic()
         self._config = self._config.with_ranks(ranks)
-        with Ranks(self._config, self._log, longest_epoch=self._chunks[-1] // 2) as started:
+        with Ranks(self._config, self._log, longest_epoch=self._longest_epoch) as started:
             self._resume(started)
             own_epoch = started.examine().own_steps_per_epoch
             assert self._present is not None

@@ -27,6 +27,9 @@ class Proof(Differing, BaseModel):
         resumed_from: the steps of the checkpoints from which the killed run resumed or tried to resume.
         steps_per_epoch: the number of steps of an epoch in this proof; a proof may shorten epochs.
         own_steps_per_epoch: the number of steps of an epoch in the recipe.
+        epochs: the number of epochs that the user's code saw in this proof; a proof may raise it.
+        own_epochs: the number of epochs in the configuration; 0 in a proof of an earlier version.
+        is_whole: whether the proof trained all steps of the run, with the run's own epochs.
         straight, resumed: the last content ids of the two runs; ``resumed`` is empty if the gate refused to resume.
         gate: why the gate refused a resume; empty if it passed all resumes.
         lost: a line for each value that a resumed process had lost, because no checkpoint contains the value. Such
@@ -49,6 +52,9 @@ class Proof(Differing, BaseModel):
     resumed_from: list[int]
     steps_per_epoch: int
     own_steps_per_epoch: int
+    epochs: int = 0
+    own_epochs: int = 0
+    is_whole: bool = False
     straight: str
     resumed: str = ""
     gate: str = ""
@@ -92,7 +98,8 @@ class Proof(Differing, BaseModel):
                 )
             ]
         ranks = f" --ranks {','.join(map(str, self.ranks))}" if len({*self.ranks}) > 1 else ""
-        rows += [("again with", f"--seed {self.seed} --steps {self.steps} --kills {len(self.kills)}{ranks}")]
+        steps = "--whole" if self.is_whole else f"--steps {self.steps}"
+        rows += [("again with", f"--seed {self.seed} {steps} --kills {len(self.kills)}{ranks}")]
         return "\n".join([*lines, *(f"  {name:12}{value}" for name, value in rows)])
 
     def _describe_verdict(self) -> list[str]:
@@ -142,18 +149,27 @@ def _cut(lines: Sequence[str]) -> list[str]:
 
 
 def list_not_reached(
-    steps: int, epoch: int, own_epoch: int, events: dict[str, float], ranks: int, workers: int, device: str
+    steps: int,
+    lengths: tuple[int, int],
+    counts: tuple[int, int],
+    events: dict[str, float],
+    ranks: int,
+    workers: int,
+    device: str,
 ) -> list[str]:
     """Return a line for each case that a proof did not test.
 
     Args:
         steps: the steps that the proof trained.
-        epoch, own_epoch: the length of an epoch in the proof, and in the recipe.
+        lengths: the number of steps of an epoch in the proof, and in the recipe.
+        counts: the number of epochs in the proof, and in the configuration.
         events: see `holdfast.training.list_events`.
     """
     lines = []
-    if epoch < own_epoch:
-        lines.append(f"the end of an epoch of {own_epoch} steps: here an epoch has {epoch}")
+    if lengths[0] < lengths[1]:
+        lines.append(f"the end of an epoch of {lengths[1]} steps: here an epoch has {lengths[0]}")
+    if counts[0] != counts[1]:
+        lines.append(f"a run of {counts[1]} epochs: here the run has {counts[0]}; --whole proves the run as it is")
     later = [f"{name} (step {step:g})" for name, step in events.items() if step > steps]
     lines += ["; ".join(later)] if later else []
     others = {"a GPU": device != "cuda", "several ranks": ranks == 1, "loader workers": not workers}

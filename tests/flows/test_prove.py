@@ -132,9 +132,16 @@ def test_ranks_are_killed_inside_their_chunk_even_by_a_slow_watcher(
 
 
 @pytest.mark.usefixtures("forked_ranks")
-def test_with_time_enough_a_proof_has_all_steps_of_the_run(engine: Engine, reference: Reference) -> None:
-    proof = prove_recipe(load_config(engine.config), None, 1, seed=7, within_s=3600)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_with_time_enough_a_proof_has_all_steps_of_the_run(
+    engine: Engine, reference: Reference, is_whole: bool
+) -> None:
+    proof = prove_recipe(
+        load_config(engine.config), None, 1, seed=7, within_s=1 if is_whole else 3600, is_whole=is_whole
+    )
     assert proof.is_proved
+    assert (proof.epochs == proof.own_epochs) == is_whole
+    assert ("--whole" in str(proof).splitlines()[-1]) == is_whole
     assert (proof.steps, proof.chunks[-1]) == (30, 30)
     assert proof.straight == reference.standing.checkpoint_sha256
     assert proof.steps_per_epoch == proof.own_steps_per_epoch

@@ -153,13 +153,14 @@ def test_a_search_that_looked_at_nothing_says_so() -> None:
 
 def test_a_proof_lists_what_it_did_not_reach() -> None:
     events = {"the end of anneal 'temperature'": 900.0, "StepLR.step_size": 5.0}
-    lines = list_not_reached(20, 10, 6000, events, ranks=1, workers=2, device="cpu")
+    lines = list_not_reached(20, (10, 6000), (20, 3), events, ranks=1, workers=2, device="cpu")
     assert lines == [
         "the end of an epoch of 6000 steps: here an epoch has 10",
+        "a run of 3 epochs: here the run has 20; --whole proves the run as it is",
         "the end of anneal 'temperature' (step 900)",
         "a GPU, several ranks",
     ]
-    assert list_not_reached(20, 10, 10, {}, ranks=2, workers=2, device="cuda") == []
+    assert list_not_reached(20, (10, 10), (2, 2), {}, ranks=2, workers=2, device="cuda") == []
 
 
 @pytest.mark.slow
