@@ -29,7 +29,7 @@ def docs(*page: str) -> None:
         return
     text = read_page(page[0], pages) if len(page) == 1 else None
     if text is not None:
-        _show(text)
+        _show(name_links(text, pages) if sys.stdout.isatty() else text)
         return
     found = search_pages(page, pages)
     if not found:
@@ -48,7 +48,7 @@ def _show(text: str) -> None:
     width = min(shutil.get_terminal_size().columns, WIDEST)
     laid_out = io.StringIO()
     console = Console(file=laid_out, force_terminal="NO_COLOR" not in os.environ, width=width)
-    console.print(Markdown(name_links(text), hyperlinks=False))
+    console.print(Markdown(text, hyperlinks=False))
     shown = laid_out.getvalue()
     pager = os.environ.get("PAGER") or "less"
     if shutil.which(pager.split()[0]):

@@ -16,6 +16,8 @@ INDEX = "README"
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 HEADING = re.compile(r"^(#+) (.+)$", re.M)
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+PLACEHOLDER = re.compile(r"\{\w+\}|\.\.\.|hint:.*")
+VALUE = re.compile(r"\d|/")
 LEAST_SHARE = 0.6  # a line is found if it has the words that carry this share of the best line's weight
 FOUND = 8
 
@@ -108,10 +110,13 @@ def read_page(name: str, pages: Mapping[str, Path]) -> str | None:
 def search_pages(words: Sequence[str], pages: Mapping[str, Path]) -> list[tuple[PageSection, str]]:
     """Return the sections that fit these words best, each with its best line, the best first.
 
-    A word counts by its rarity among all lines, so that a message is found although its names and numbers differ.
+    A word counts by its rarity among all lines, so that a message is found although its names and numbers differ. Paths
+    and words with a digit count only if there are no other words, because they are values of the message. Of two lines
+    with the same words of the message, the line with fewer further words is better.
     """
     sections = [each for page, path in pages.items() for each in split_page(page, path.read_text("utf-8"))]
-    wanted = find_words(" ".join(words))
+    asked = " ".join(words).split()
+    wanted = find_words(" ".join(each for each in asked if not VALUE.search(each))) or find_words(" ".join(asked))
     counts = Counter(word for each in sections for _, found in each.lines for word in found & wanted)
     total = sum(len(each.lines) for each in sections)
     weights = {word: math.log(1 + total / count) for word, count in counts.items()}
@@ -120,7 +125,13 @@ def search_pages(words: Sequence[str], pages: Mapping[str, Path]) -> list[tuple[
         titled = wanted & find_words(f"{section.page} {section.title}")
         return sum(weights[word] for word in found & wanted) + sum(weights.get(word, 0) for word in titled) / 2
 
-    lines = [(*max((weigh(each, found), line) for line, found in each.lines), each) for each in sections]
+    def fit(line: str) -> float:
+        said = find_words(PLACEHOLDER.sub("", line))
+        return len(said & wanted) / max(len(said), 1)
+
+    lines = [
+        (*max((weigh(each, found) * (1 + fit(line)), line) for line, found in each.lines), each) for each in sections
+    ]
     best = sorted(lines, key=lambda each: -each[0])[:FOUND]
     least = LEAST_SHARE * best[0][0]
     return [(section, strip_markup(line)) for weight, line, section in best if weight >= least and weight > 0]
@@ -140,14 +151,16 @@ def list_headings(pages: Mapping[str, Path]) -> Iterator[str]:
             yield f"  {name:18} {strip_markup(found[2])}"
 
 
-def name_links(text: str) -> str:
-    """Replace each link of a page by its text and the name that `holdfast docs` takes."""
+def name_links(text: str, pages: Mapping[str, Path]) -> str:
+    """Replace each link to a page by its text and the command that opens the page, and any other link by its text."""
 
     def replace(link: re.Match[str]) -> str:
-        target = link[2] if "://" in link[2] else link[2].rpartition("/")[2]
-        if ".md" not in target:
+        file, _, anchor = link[2].rpartition("/")[2].partition("#")
+        page = file.removesuffix(".md")
+        if "://" in link[2] or page not in pages or page == file:
             return link[1]
-        return target if target.startswith(link[1]) else f"{link[1]} ({target})"
+        command = f"`holdfast docs {page}{'#' if anchor else ''}{anchor}`"
+        return command if link[1] == file else f"{link[1]} ({command})"
 
     parts = re.split(f"({FENCE.pattern})", text, flags=re.M | re.S)
     parts[::2] = [LINK.sub(replace, each) for each in parts[::2]]

@@ -44,7 +44,9 @@ def test_links_are_shown_by_the_name_that_the_command_takes() -> None:
     text = (
         "[`x.md`](x.md) [x.md](x.md#a) [store](../holdfast/FORMAT.md#b) [code](../tests/a.py)\n```\n[no](no.md)\n```\n"
     )
-    assert name_links(text) == "`x.md` (x.md) x.md#a store (FORMAT.md#b) code\n```\n[no](no.md)\n```\n"
+    shown = name_links(text, dict.fromkeys(["x", "FORMAT"], Path()))
+    x, anchor, format = "`holdfast docs x`", "`holdfast docs x#a`", "`holdfast docs FORMAT#b`"
+    assert shown == f"`x.md` ({x}) {anchor} store ({format}) code\n```\n[no](no.md)\n```\n"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_links_are_shown_by_the_name_that_the_command_takes() -> None:
         ("rights on a bucket", "storage#rights"),
         # A message, in which the names and the numbers are the user's own.
         ("the run's folder /data/runs/mine is gone: it was moved or deleted", "messages"),
+        ("checkpoint runs/language/epoch-0001-step-00000077 (commit 5) is damaged", "messages"),
         ("pseudo-labels of a dataset", "loop-cases"),
     ],
 )
