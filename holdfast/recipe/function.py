@@ -4,8 +4,11 @@ Holdfast calls a function only if it is annotated to return a `Recipe` or to tak
 other code, such as ``os:system``.
 """
 
+import glob
 import importlib
 import inspect
+import itertools
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +83,7 @@ def split_recipe(name: str) -> tuple[str, str]:
         return module, attribute
     path = Path(module).resolve()
     if not path.is_file():
-        raise RecipeError(f"recipe {name!r}: there is no file {module}", hint=f"paths are relative to {Path.cwd()}")
+        raise RecipeError(f"recipe {name!r}: there is no file {module}", hint=_find_nearby(Path(module), attribute))
     if str(path.parent) not in sys.path:
         sys.path.insert(len(sys.path) if is_store(path.parent) else 0, str(path.parent))
     loaded = getattr(sys.modules.get(path.stem), "__file__", None)
@@ -90,6 +93,20 @@ def split_recipe(name: str) -> tuple[str, str]:
             hint="give the file a different name",
         )
     return path.stem, attribute
+
+
+def _find_nearby(module: Path, attribute: str) -> str:
+    """Return the hint for a recipe's file that doesn't exist; it names a file of this name in or above the folder."""
+    here = Path.cwd()
+    places = [
+        *itertools.chain.from_iterable(here.glob(f"{depth}{glob.escape(module.name)}") for depth in ("", "*/", "*/*/"))
+    ]
+    places += [folder / module for folder in here.parents if (folder / module).is_file()]
+    hint = f"the path is relative to the current folder, {here}, and not to the configuration's file"
+    if not places:
+        return hint
+    near = os.path.relpath(places[0])
+    return f'{hint}; such a file is there as {near}: recipe = "{near}:{attribute}"'
 
 
 def returns_recipe(builder: Function) -> bool:

@@ -97,6 +97,12 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert function.find_program(f"{tmp_path}/by_path.py:build").__module__ == "by_path"
     with pytest.raises(RecipeError, match=r"there is no file .*/nowhere\.py"):
         function.find_program(f"{tmp_path}/nowhere.py:build")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        function.find_program("mine.py:build")
+    assert caught.value.hint.endswith('such a file is there as models/mine.py: recipe = "models/mine.py:build"')
     (tmp_path / "json.py").write_text("")
     with pytest.raises(RecipeError, match="another module json is loaded, from "):
         function.find_program(f"{tmp_path}/json.py:build")
