@@ -111,7 +111,7 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
     elif other := find_other_run(journal):
         problems.append(f"{other}; the next attempt writes it again")
     elif other := find_other_settings(journal, commits[-1] if commits else None):
-        notes.append(f"{other}; nothing is pruned until the next attempt writes it again")
+        problems.append(f"{other}; nothing is pruned until the next attempt writes it again")
     notes += journal.strays
     problems += latest_problems
     counting = [commit for commit in commits if commit.number not in quarantined]
