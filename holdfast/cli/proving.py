@@ -160,7 +160,8 @@ def audit_command(
         )
         kept = keep_verdict(journal, verdict, on_fault) if verdict else []
         if not json:
-            print(found, *([verdict] if verdict else []), *(f"  {line}" for line in kept), sep="\n")
+            shown = [str(verdict).replace("audit RUN", f"audit {run}")] if verdict else []
+            print(found, *shown, *(f"  {line}" for line in kept), sep="\n")
     if json:
         print_json(judged)
     return 2 if any(found.is_failed for found in audits) else 0
