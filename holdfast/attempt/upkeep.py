@@ -32,7 +32,7 @@ class Upkeep:
             fall_back: a function that sets the head to the newest commit that isn't quarantined, and ends the ranks.
         """
         self._line, self._ranks, self._fall_back = line, ranks, fall_back
-        self._has_read_back = False
+        self._has_read_back = self._has_told = False
         self._verified = 0  # the number of the commit that the last `read_back` has verified
         self._pruned: PruneReport | None = None
         self.is_owed = False
@@ -90,6 +90,13 @@ class Upkeep:
             verified=self._verified,
             debris_after_s=retention.DEBRIS_AFTER_S if is_first else None,
         )
+        if self._pruned is not None and self._pruned.pruned and not self._has_told:
+            self._has_told = True
+            log.info(
+                "deleted %s: retention keeps %s; holdfast pin keeps a checkpoint for good",
+                ", ".join(entry.path for entry in self._pruned.pruned),
+                retention.describe_policy(self._ranks.config.retention),
+            )
         return self._pruned
 
     def read_report(self) -> PruneReport | None:

@@ -40,7 +40,8 @@ from holdfast.journal.finding import find_best_commit, open_journal
 from holdfast.journal.reading import read_all
 from holdfast.journal.signature import load_trusted_key
 from holdfast.journal.skips import list_skips, read_skips
-from holdfast.keeping.verification import CheckedCheckpoint, verify_run
+from holdfast.keeping.retention import describe_policy
+from holdfast.keeping.verification import CheckedCheckpoint, VerifyReport, verify_run
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
@@ -153,6 +154,7 @@ def show_command(
         | _describe_best(journal)
         | _describe_audits(journal)
         | _describe_skips(journal)
+        | _describe_retention(journal)
         | {
             "shown": _name_shown(journal),
             "saved": save and f"{counted(files, 'file')} in {save}",
@@ -230,6 +232,13 @@ def _describe_skips(journal: Journal) -> dict[str, str]:
     return {"skipped steps": one_line(f"{record.skip or 'none'}; {record}")} if record else {}
 
 
+def _describe_retention(journal: Journal) -> dict[str, str]:
+    """Return a table row with the checkpoints that the run keeps; empty if its settings are lost."""
+    policy = journal.read_retention()
+    kept = f"{describe_policy(policy)}; the others are deleted after a commit" if policy else ""
+    return {"keeps": kept} if kept else {}
+
+
 def _name_shown(journal: Journal) -> str:
     """Return the names of the last texts and pictures that the run has shown; empty if it has shown none."""
     try:
@@ -289,7 +298,23 @@ def verify_command(
     read = f"{counted(len(report.checkpoints), 'checkpoint')} and {counted(report.records, 'record')} read"
     open_ = f", {counted(len(report.unanswered), 'verdict')} without an answer" if report.unanswered else ""
     print(f"{read}, {counted(len(report.problems), 'problem')}{open_}")
+    if report.problems:
+        print(f"next: {_advise(report)}")
     return 0 if report.ok else 2
+
+
+def _advise(report: VerifyReport) -> str:
+    """Return what to do about the problems of a report."""
+    of_run = [each for each in report.checkpoints if each.standing == "counts"]
+    good = next((each.path for each in of_run if not each.damaged), None)
+    if not any(each.damaged for each in of_run):
+        return "holdfast docs troubleshooting#when-something-is-wrong says what the next attempt repairs by itself"
+    if good is None:
+        return "put the damaged files back from a copy: no undamaged checkpoint is left to continue from"
+    return (
+        "put the damaged files back from a copy, before the next attempt quarantines a damaged checkpoint; "
+        f"or start the run again: it can continue from {good}"
+    )
 
 
 def _verdict(entry: CheckedCheckpoint) -> str:

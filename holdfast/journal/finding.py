@@ -116,4 +116,7 @@ def _list_newest(journal: Journal) -> list[str]:
 def warn_if_quarantined(journal: Journal, commit: Commit) -> None:
     """Print a line if a person has asked for a commit by its number that the run doesn't use any more."""
     if journal.is_quarantined(commit.number):
-        print(f"commit {commit.number} is in quarantine: the run no longer uses it, and its weights may be wrong")
+        print(
+            f"commit {commit.number} is in quarantine: the run no longer uses it, and its weights may be wrong; "
+            "without a commit's name, the command takes the newest commit that counts"
+        )

@@ -74,6 +74,20 @@ def choose_kept(commits: Sequence[Commit], policy: Retention, steps_per_epoch: i
     return kept
 
 
+def describe_policy(policy: Retention) -> str:
+    """Return a phrase that names the checkpoints that a policy keeps, such as ``the newest 3 checkpoints``."""
+    kept = [
+        f"the newest {counted(policy.keep_last, 'checkpoint')}" if policy.keep_last > 1 else "the newest checkpoint"
+    ]
+    if policy.keep_every:
+        kept.append(f"the end of {'every epoch' if policy.keep_every == 1 else f'each {policy.keep_every}. epoch'}")
+    if policy.keep_every_steps:
+        kept.append(f"the checkpoint after each {policy.keep_every_steps}. step")
+    if policy.keep_best:
+        kept.append(f"the best {policy.keep_best.count} by {policy.keep_best.metric}")
+    return ", ".join(kept)
+
+
 def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> list[Commit]:
     """Return the best commits, the best first; of equally good commits the newest comes first."""
     known = {name for commit in commits for name in commit.metrics}

@@ -162,7 +162,9 @@ def test_show_prints_the_state_of_a_run(store: str, capsys: pytest.CaptureFixtur
         "run": "a", "complete": True, "step": 10, "epoch": 1, "commit": 1, "attempts": 1,
     }  # fmt: skip
     assert run_app(app, ["show", f"{store}/a/"]) == 0
-    assert shown["checkpoint_sha256"] in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert shown["checkpoint_sha256"] in said
+    assert re.search("^keeps +the newest 3 checkpoints; the others are deleted after a commit$", said, re.M)
 
 
 def test_the_best_commit_has_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +242,7 @@ def test_verify_names_each_checkpoint_and_counts(run: str, capsys: pytest.Captur
     damage(run, "epoch-0002/checkpoint.safetensors")
     Path(run, "latest.json").unlink()
     assert run_app(app, ["verify", run]) == 2
-    *rows, note, problem, resume, summary = capsys.readouterr().out.splitlines()
+    *rows, note, problem, resume, summary, _ = capsys.readouterr().out.splitlines()
     assert resume == "resume: not rehearsed"
     assert [(row.split()[0], row.split()[2]) for row in rows] == [
         ("good", "epoch-0005"), ("good", "epoch-0004"), ("good", "epoch-0003"), ("damaged", "epoch-0002"),

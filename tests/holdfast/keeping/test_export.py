@@ -181,7 +181,9 @@ def test_a_damaged_checkpoint_is_not_exported(run: str, tmp_path: Path, capsys: 
     path.chmod(0o644)
     path.write_bytes(data)
     assert run_app(app, ["export", run, str(tmp_path / "out")]) == 2
-    assert "is damaged" in capsys.readouterr().err
+    assert "holdfast verify shows" in capsys.readouterr().err
+    assert run_app(app, ["verify", run]) == 2
+    assert "or start the run again: it can continue from epoch-0001" in capsys.readouterr().out.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
@@ -193,7 +195,9 @@ def test_taking_out_a_quarantined_commit_says_so(run: str, tmp_path: Path, capsy
     journal.quarantine(2, "a test", journal.attempts())
     for command in ("export", "pack"):
         assert run_app(app, [command, run, "2", str(tmp_path / command)]) == 0
-        assert "commit 2 is in quarantine: the run no longer uses it" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "commit 2 is in quarantine: the run no longer uses it" in said
+        assert "the command takes the newest commit that counts" in said
 
 
 def test_an_export_of_several_modules_names_the_option_for_one() -> None:
