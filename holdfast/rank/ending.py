@@ -15,6 +15,8 @@ from holdfast.rank.stacks import find_user_line
 LAST_LINES = 3
 # Each line that torchrun, or `holdfast.rank.local`, itself writes to the ranks' log contains one of these texts.
 STARTERS = ("torch/distributed/elastic", "holdfast.rank.local: ")
+# A warning of Python, with its line of code: libraries print some in each rank, and none is the cause of an end.
+WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.M)
 # faulthandler writes this line above the stacks of a process that crashes.
 CRASH = "Fatal Python error: "
 # The files in which the kernel counts the processes that it killed because memory ran out. The first one that exists is
@@ -57,7 +59,7 @@ class RankLog:
         told = known if isinstance(known, str) else _name_ending(known)
         ending = (_find_first_failure(lines) or told) + (f" at {place}" if place else "")
         lines = list(itertools.takewhile(lambda line: not line.startswith(CRASH) and not _is_starters(line), lines))
-        lines = lines[-LAST_LINES:]
+        lines = WARNING.sub("", "\n".join([*lines, ""])).splitlines()[-LAST_LINES:]
         last = f" (last lines of {self.path}: {' | '.join(line.strip() for line in lines)})" if lines else ""
         if count_oom_kills() > self._oom_kills:
             return OutOfMemory(f"the kernel killed a rank because memory ran out ({ending}){last}")

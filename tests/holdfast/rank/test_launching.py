@@ -55,7 +55,7 @@ class Said:
 
     def __call__(self, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> "Said":
         self.command, self.environment = command, environment
-        log.write(b"the last line\n")
+        log.write(b"the last line\n/lib/some.py:7: UserWarning: 'x' is deprecated\n  x(1)\n")
         return self
 
     def say(self) -> None:
