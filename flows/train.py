@@ -63,8 +63,13 @@ def train_run(config: RunConfig) -> TrainResult | State[Any]:
         if journal.exists():
             make_summary(journal)
         raise
-    except TerminationSignal:
-        if not own_run.is_being_cancelled():
+    except (TerminationSignal, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or not own_run.is_being_cancelled():
+            if config.where != "here":
+                log.warning(
+                    "told to stop: the run's attempt trains on; start the run again to watch it, or cancel the "
+                    "attempt's flow run in Prefect's UI to end it"
+                )
             raise
         result = cancelled_state(config, own_run.BY_A_PERSON)
     make_summary(journal)
