@@ -16,6 +16,9 @@ import tasks.untracked  # noqa: F401
 
 import yaml
 from cyclopts import App
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from deployments.automations import make_automations
@@ -61,6 +64,8 @@ def deploy(store: str = "") -> None:
         store: the store to set in the deployments' parameters, instead of the store in the file.
     """
     known = yaml.safe_load(PREFECT_FILE.read_text("utf-8"))
+    with get_client(sync_client=True) as client:
+        before = client.read_deployments()
     with tempfile.TemporaryDirectory() as folder:
         file = PREFECT_FILE
         if store:
@@ -73,7 +78,29 @@ def deploy(store: str = "") -> None:
         )  # fmt: skip
     if done.returncode:
         raise RunStopped(f"prefect deploy failed:\n{done.stdout}{done.stderr}".rstrip())
+    with get_client(sync_client=True) as client:
+        for each in before:
+            restore_schedules(client, each)
     print(f"deployments {', '.join(each['entrypoint'].rpartition('.')[2] for each in known['deployments'])}")
+
+
+def restore_schedules(client: SyncPrefectClient, before: DeploymentResponse) -> None:
+    """Turn each schedule of a deployment on or off as a person has left it, and add the person's own schedules again.
+
+    ``prefect deploy`` replaces all schedules of a deployment by those of its file.
+
+    Args:
+        before: the deployment, as the server had it before it was deployed.
+    """
+    there = {each.slug: each for each in client.read_deployment(before.id).schedules if each.slug}
+    for each in before.schedules:
+        made = there.get(each.slug or "")
+        if made is None:
+            own = DeploymentScheduleCreate(**each.model_dump(include={*DeploymentScheduleCreate.model_fields}))
+            body = own.model_dump(mode="json", exclude_unset=True)
+            client.request("POST", "/deployments/{id}/schedules", path_params={"id": str(before.id)}, json=[body])
+        elif made.active != each.active:
+            client.update_deployment_schedule(before.id, made.id, active=each.active)
 
 
 def set_store(known: dict[str, Any], store: str) -> dict[str, Any]:
