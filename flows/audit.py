@@ -13,9 +13,12 @@ import tasks.untracked  # noqa: F401
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from holdfast.errors import ConfigError, Damage, RunStopped
-from holdfast.journal import AuditVerdict, Commit, Journal, list_audits, list_runs, read_verdict
+from holdfast.journal import Commit, Journal
 from holdfast.journal.answers import describe_unanswered
-from holdfast.journal.audits import list_waiting
+from holdfast.journal.audits import list_audits
+from holdfast.journal.judgement import list_waiting, read_verdict
+from holdfast.journal.runs import list_runs
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.proof.audit import Audit, OnFault, choose_commits, go_back_now, keep_verdict
 from holdfast.proof.rollback import choose_to_certify, find_base
 from holdfast.proof.share import choose_by_share

@@ -6,7 +6,8 @@ import sys
 import tasks.untracked  # noqa: F401
 
 from holdfast.errors import RunStopped
-from holdfast.journal import PruneReport, list_runs
+from holdfast.journal import PruneReport
+from holdfast.journal.runs import list_runs
 from holdfast.keeping.retention import summarize_prune
 from holdfast.store import open_store
 from tasks.pruning import prune_one

@@ -15,8 +15,10 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
 from holdfast.config import RunConfig, load_config
-from holdfast.journal import Ask, Journal
-from holdfast.journal.audits import UNREADABLE, read_machines
+from holdfast.journal import Journal
+from holdfast.journal.audits import UNREADABLE
+from holdfast.journal.trainers import read_machines
+from holdfast.journal.verdict import Ask
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import Audit, audit_commit, keep_audit
 from holdfast.recipe.trust import BY_DEFAULT, Trust

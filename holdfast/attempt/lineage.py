@@ -13,7 +13,7 @@ from holdfast.config.slurm import find_job
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigDrift, ConfigError, DeterminismError, NameMissing, RecordDamaged, StateError
 from holdfast.journal import Commit, Journal
-from holdfast.journal.verdict import NODES
+from holdfast.journal.trainers import NODES
 from holdfast.machine.contract import Verdict, judge
 from holdfast.machine.self_test import compare_with_records, refuse
 from holdfast.provenance.changes import Change, compare_identities, find_defaults, to_lineage

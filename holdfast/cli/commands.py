@@ -105,7 +105,7 @@ COMMANDS = (
     ),
     Command(
         "verify",
-        "holdfast.cli.looking:verify_command",
+        "holdfast.cli.verifying:verify_command",
         "Read every record and every checkpoint of a run back, and compare them with the commits.",
     ),
     Command(

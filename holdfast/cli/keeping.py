@@ -9,10 +9,11 @@ from cyclopts import Parameter
 from holdfast.attempt.skipping import skip_steps
 from holdfast.config.steps import EXPECTED, Steps
 from holdfast.errors import WrongUse
-from holdfast.journal import AttemptRecord, Commit, Journal, PruneReport, read_verdict
+from holdfast.journal import AttemptRecord, Commit, Journal, PruneReport
 from holdfast.journal.answers import list_unanswered, record_answer
 from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal, warn_if_quarantined
 from holdfast.journal.holds import find_hold, release_run
+from holdfast.journal.judgement import read_verdict
 from holdfast.journal.signature import generate_key, load_signing_key
 from holdfast.keeping.export import Form, export
 from holdfast.keeping.retention import prune_run, summarize_prune

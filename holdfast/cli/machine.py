@@ -13,8 +13,9 @@ from holdfast.attempt.lineage import read_environments
 from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
-from holdfast.journal import AttemptRecord, Journal, release_machine
+from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
+from holdfast.journal.machines import release_machine
 from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries, judge_records

@@ -13,8 +13,9 @@ from holdfast.cli.trusting import open_trusted
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
 from holdfast.extending import find_view
-from holdfast.journal import Commit, Journal, read_verdict
+from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit
+from holdfast.journal.judgement import read_verdict
 from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from holdfast.errors import StoreDenied, StoreError
-from holdfast.journal import MachineRecord, list_quarantined
+from holdfast.journal.machines import MachineRecord, list_quarantined
 from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted

@@ -1,20 +1,6 @@
 """The journal of a run: the records that decide who may write the run and which checkpoints count."""
 
-from holdfast.journal.audits import (
-    Audits,
-    find_certifying,
-    list_audits,
-    list_trainers,
-    may_follow_resume,
-    read_audits,
-    read_verdict,
-    record_audit,
-)
-from holdfast.journal.chains import find_certified, list_certified, read_newest_verdict
-from holdfast.journal.configs import find_conflict, read_given
 from holdfast.journal.journal import Journal
-from holdfast.journal.links import broken_links
-from holdfast.journal.machines import MachineRecord, list_quarantined, quarantine_machine, release_machine
 from holdfast.journal.records import (
     FOLDER,
     MAX_RECORD_BYTES,
@@ -51,17 +37,11 @@ from holdfast.journal.records import (
     shown_name,
     signature_name,
 )
-from holdfast.journal.runs import MOST_SHOWN, ChosenRuns, choose_runs, find_runs, list_runs
-from holdfast.journal.verdict import Ask, AuditVerdict
 
 __all__ = [
-    "MOST_SHOWN",
-    "ChosenRuns",
-    "choose_runs",
     "FOLDER",
     "MAX_RECORD_BYTES",
     "REPORT",
-    "Ask",
     "AttemptRecord",
     "AuditRecord",
     "Commit",
@@ -73,7 +53,6 @@ __all__ = [
     "Journal",
     "LaterTime",
     "Latest",
-    "MachineRecord",
     "Origin",
     "Pin",
     "PruneEntry",
@@ -84,34 +63,14 @@ __all__ = [
     "RehearsalRecord",
     "RehearsedSteps",
     "RunRecord",
-    "AuditVerdict",
-    "Audits",
     "audit_name",
-    "broken_links",
     "config_name",
-    "find_certified",
-    "find_certifying",
-    "find_conflict",
-    "find_runs",
     "folder_record_name",
     "format_time",
-    "list_audits",
-    "list_certified",
-    "list_quarantined",
-    "list_runs",
-    "list_trainers",
-    "may_follow_resume",
     "metrics_name",
     "now",
-    "quarantine_machine",
-    "read_audits",
-    "read_given",
-    "read_newest_verdict",
     "read_record",
-    "read_verdict",
-    "record_audit",
     "record_name",
-    "release_machine",
     "seconds_of",
     "shown_name",
     "signature_name",

@@ -3,15 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from holdfast.journal.audits import (
-    Audits,
-    ask_before_parent,
-    find_certifying,
-    judge_by_audits,
-    list_audits,
-    read_verdict,
-)
+from holdfast.journal.audits import Audits, find_certifying, list_audits
 from holdfast.journal.journal import Journal
+from holdfast.journal.judgement import ask_before_parent, judge_by_audits, read_verdict
 from holdfast.journal.records import AuditRecord, Commit
 from holdfast.journal.verdict import AuditVerdict
 

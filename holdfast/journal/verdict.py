@@ -1,6 +1,6 @@
 """The verdict on a commit whose steps were trained several times: which machine, or the program, gave wrong bytes.
 
-The functions here depend only on records, which `holdfast.journal.audits` reads. Bytes that at least two hosts have
+The functions here depend only on records, which `holdfast.journal.judgement` reads. Bytes that at least two hosts have
 produced are right.
 
 =====================================================================  ================================================
@@ -26,7 +26,7 @@ commit, or if the run wasn't resumed between these steps.
 If a parent is certified but the gate (the checks before a resume) refuses it, the parent's bytes are right and its
 probe (the results that the gate compares) is wrong. Either a machine has computed the probe wrongly, or a rank that
 saves nothing held different values.
-`holdfast.journal.audits` then asks for a replay from before the parent.
+`holdfast.journal.judgement` then asks for a replay from before the parent.
 """
 
 import re
@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from holdfast.journal.records import AttemptRecord, AuditRecord, Commit
+from holdfast.journal.trainers import OTHER_NODE, list_machines
 
 Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 
@@ -43,10 +44,6 @@ Kind = Literal["certified", "undecided", "machine", "program", "drift"]
 DISTINCT = 3
 # The largest number of hosts that a message names.
 MOST_NAMED = 4
-# NODES: the key of the number of nodes in the lineage of an attempt on several nodes. OTHER_NODE: a name for nodes that
-# no record names.
-NODES = "nodes"
-OTHER_NODE = "another node"
 _RANK = re.compile(r" of rank (\d+)")
 
 
@@ -173,21 +170,6 @@ class AuditVerdict:
                 f"({self.agreeing} agreeing, {self.deviating} deviating)"
             )
         return [*facts, f"next: {self.ask}"] if self.ask else facts
-
-
-def list_machines(commit: Commit, attempts: Sequence[AttemptRecord]) -> frozenset[str]:
-    """Return the hosts that may have trained a commit: its ranks' hosts or, without these, its attempts' hosts.
-
-    In earlier versions a commit of several nodes didn't name the nodes, and its attempt names only node 0. Then the
-    result has `OTHER_NODE` in place of the other nodes.
-
-    Args:
-        attempts: the attempts of which one has trained the commit.
-    """
-    if commit.hosts:
-        return frozenset(commit.hosts)
-    others = {OTHER_NODE} if any(each.lineage.get(NODES) for each in attempts) else set()
-    return frozenset({each.host for each in attempts} | others)
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,8 @@ from holdfast.errors import (
     StoreError,
     Superseded,
 )
-from holdfast.journal import (
-    Commit,
-    Journal,
-    Pruned,
-    PruneEntry,
-    PruneReport,
-    find_certified,
-    now,
-    read_record,
-    record_name,
-)
+from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
+from holdfast.journal.chains import find_certified
 from holdfast.journal.finding import rank_by_metric
 from holdfast.journal.snapshots import find_other_run, find_other_settings
 from holdfast.terminal import counted

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.journal import AuditRecord, Commit, may_follow_resume
+from holdfast.journal import AuditRecord, Commit
+from holdfast.journal.trainers import may_follow_resume
 
 DAY_S = 86400.0
 # The tolerance for the rounding of sums of seconds: the share counts as kept if it is exceeded by no more than this.

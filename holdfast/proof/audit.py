@@ -12,18 +12,12 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
-from holdfast.journal import (
-    AuditRecord,
-    AuditVerdict,
-    Commit,
-    Journal,
-    list_quarantined,
-    may_follow_resume,
-    now,
-    quarantine_machine,
-    read_verdict,
-    record_audit,
-)
+from holdfast.journal import AuditRecord, Commit, Journal, now
+from holdfast.journal.audits import record_audit
+from holdfast.journal.judgement import read_verdict
+from holdfast.journal.machines import list_quarantined, quarantine_machine
+from holdfast.journal.trainers import may_follow_resume
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (

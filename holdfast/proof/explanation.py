@@ -18,7 +18,8 @@ from holdfast.checkpoint.departure import find_departure
 from holdfast.checkpoint.observed import Activation, SampleLoss, Update
 from holdfast.config.steps import Steps
 from holdfast.errors import WrongUse
-from holdfast.journal import Commit, Journal, read_given
+from holdfast.journal import Commit, Journal
+from holdfast.journal.configs import read_given
 from holdfast.journal.spikes import WINDOW, UsualLoss, make_usual
 from holdfast.proof.audit import describe_source, list_notes
 from holdfast.proof.differing import Differing, to_fields

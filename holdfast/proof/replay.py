@@ -13,7 +13,8 @@ from holdfast.attempt.refusing import explain_refusal
 from holdfast.checkpoint import Lines, Saved
 from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
-from holdfast.journal import Commit, ConfigRecord, Journal, read_given
+from holdfast.journal import Commit, ConfigRecord, Journal
+from holdfast.journal.configs import read_given
 from holdfast.ledger.standing import is_trained
 from holdfast.machine.gpus import check_gpus, gather_nodes
 from holdfast.provenance.changes import compare_identities

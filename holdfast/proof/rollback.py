@@ -8,18 +8,14 @@ import logging
 
 from holdfast.attempt.going_back import find_verified_before, take_back
 from holdfast.errors import RunHeld
-from holdfast.journal import (
-    AuditVerdict,
-    Commit,
-    Journal,
-    find_certifying,
-    list_audits,
-    read_verdict,
-)
-from holdfast.journal.audits import UNREADABLE, list_refused, read_machines
+from holdfast.journal import Commit, Journal
+from holdfast.journal.audits import UNREADABLE, find_certifying, list_audits, list_refused
 from holdfast.journal.chains import format_numbers, list_covered
 from holdfast.journal.holds import find_hold, hold_run, release_run
+from holdfast.journal.judgement import read_verdict
 from holdfast.journal.machines import read_release
+from holdfast.journal.trainers import read_machines
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import open_store
 
 log = logging.getLogger(__name__)

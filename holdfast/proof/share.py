@@ -4,15 +4,10 @@ import contextlib
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.journal import (
-    Commit,
-    Journal,
-    find_certifying,
-    list_audits,
-    read_audits,
-)
-from holdfast.journal.audits import UNREADABLE, read_machines
+from holdfast.journal import Commit, Journal
+from holdfast.journal.audits import UNREADABLE, find_certifying, list_audits, read_audits
 from holdfast.journal.reading import read_all
+from holdfast.journal.trainers import read_machines
 from holdfast.ledger.audit_share import Times, fill_time, order_commits
 from holdfast.machine.host import name_host
 from holdfast.proof.audit import choose_span, list_replayable

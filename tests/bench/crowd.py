@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.extensions.report.index import make_index, read_rows
 from holdfast.extensions.watch.reading import StoreReader
-from holdfast.journal import MOST_SHOWN, choose_runs, list_runs
 from holdfast.journal.reading import read_all
+from holdfast.journal.runs import MOST_SHOWN, choose_runs, list_runs
 from holdfast.ledger.standing import read_standing
 from holdfast.store import Store, open_store
 from tests.bench.counting import Tally, counted

@@ -15,7 +15,8 @@ from holdfast.attempt.line import describe_latest
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
 from holdfast.errors import WrongUse
-from holdfast.journal import AuditRecord, Commit, FileRecord, Journal, list_audits, read_audits, record_name
+from holdfast.journal import AuditRecord, Commit, FileRecord, Journal, record_name
+from holdfast.journal.audits import list_audits, read_audits
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.ledger.audit_share import Times
 from holdfast.proof.audit import audit_commit, choose_commits

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from holdfast.checkpoint.shown import to_shown
-from holdfast.journal import AuditRecord, now, record_audit
+from holdfast.journal import AuditRecord, now
+from holdfast.journal.audits import record_audit
 from holdfast.journal.endings import Ending
 from holdfast.ledger.standing import read_standing
 from tasks.reporting import _describe_standing, describe_run, describe_shown, report_audits

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.journal import Journal, list_audits
+from holdfast.journal import Journal
+from holdfast.journal.audits import list_audits
 from holdfast.machine.host import VARIABLE
 from holdfast.store import open_store
 from tests.conftest import COMMAND_WITHIN_S, Engine, RunFlow

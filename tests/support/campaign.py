@@ -18,7 +18,9 @@ from cyclopts import App
 
 from holdfast.config import RunConfig, load_config
 from holdfast.errors import HoldfastError
-from holdfast.journal import Ask, Journal, read_verdict
+from holdfast.journal import Journal
+from holdfast.journal.judgement import read_verdict
+from holdfast.journal.verdict import Ask
 from holdfast.machine.host import VARIABLE
 from holdfast.store import open_store
 from tests.support.lives import Lives, lives

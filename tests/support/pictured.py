@@ -16,7 +16,8 @@ from holdfast.extensions.report.comparing import make_comparison
 from holdfast.extensions.report.gathering import Gatherer
 from holdfast.extensions.report.index import make_index, read_rows
 from holdfast.extensions.report.page import make_page
-from holdfast.journal import Journal, choose_runs
+from holdfast.journal import Journal
+from holdfast.journal.runs import choose_runs
 from holdfast.store import open_store
 from tests.conftest import ROOT, kill_tree
 from tests.support.chromium import Page, browser

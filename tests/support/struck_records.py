@@ -12,8 +12,9 @@ from typing import Self
 from holdfast.config import Retention
 from holdfast.config.steps import Steps
 from holdfast.errors import HoldfastError
-from holdfast.journal import AuditRecord, Journal, RehearsalRecord, now, record_audit, records
+from holdfast.journal import AuditRecord, Journal, RehearsalRecord, now, records
 from holdfast.journal.answers import record_answer
+from holdfast.journal.audits import record_audit
 from holdfast.journal.coverage import ABSENT, CHECKPOINT, KINDS, FileKind, name_kind
 from holdfast.journal.endings import Ending
 from holdfast.journal.signature import SigningKey

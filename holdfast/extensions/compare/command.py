@@ -7,8 +7,9 @@ from holdfast.errors import Damage, StoreDenied, WrongUse
 from holdfast.extensions.compare.ancestry import Ancestry, read_ancestry
 from holdfast.extensions.compare.comparing import compare_trainings
 from holdfast.extensions.compare.report import Comparison
-from holdfast.journal import Journal, find_runs
+from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
+from holdfast.journal.runs import find_runs
 from holdfast.recipe.trust import Trust
 from holdfast.store import Store
 from holdfast.terminal import counted

@@ -10,7 +10,8 @@ from holdfast.extensions.compare.ends import describe_end, find_ended_side, leav
 from holdfast.extensions.compare.replaying import replay_both
 from holdfast.extensions.compare.report import Comparison, Side
 from holdfast.extensions.compare.suspects import Evidence, Suspect, find_evidence, list_changes, rank
-from holdfast.journal import Commit, Journal, list_certified
+from holdfast.journal import Commit, Journal
+from holdfast.journal.chains import list_certified
 from holdfast.proof.differing import to_fields
 from holdfast.recipe.trust import BY_DEFAULT, Trust
 

@@ -22,12 +22,12 @@ from holdfast.journal import (
     Journal,
     RunRecord,
     config_name,
-    find_conflict,
     folder_record_name,
     now,
     record_name,
     signature_name,
 )
+from holdfast.journal.configs import find_conflict
 from holdfast.store import PIECE_BYTES, Store, Writer
 
 BLOCK = tarfile.BLOCKSIZE

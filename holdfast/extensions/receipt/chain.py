@@ -6,8 +6,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.errors import RecordDamaged, WrongUse
-from holdfast.journal import AttemptRecord, Commit, Journal, list_audits, list_trainers, record_name
-from holdfast.journal.audits import find_certifying
+from holdfast.journal import AttemptRecord, Commit, Journal, record_name
+from holdfast.journal.audits import find_certifying, list_audits
+from holdfast.journal.trainers import list_trainers
 from holdfast.provenance.fingerprint import to_plain
 
 # A pair: a commit, and the SHA-256 of its record's bytes.

@@ -8,8 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from holdfast.errors import RunUnknown, StoreError, WrongUse
-from holdfast.journal import MOST_SHOWN, Journal, choose_runs
+from holdfast.journal import Journal
 from holdfast.journal.finding import open_journal
+from holdfast.journal.runs import MOST_SHOWN, choose_runs
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
 from holdfast.terminal import counted

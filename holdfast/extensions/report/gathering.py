@@ -18,7 +18,6 @@ from holdfast.extensions.report.trails import read_commit_trail
 from holdfast.journal import (
     MAX_RECORD_BYTES,
     AttemptRecord,
-    AuditVerdict,
     Commit,
     ConfigRecord,
     EndingRecord,
@@ -27,16 +26,15 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RunRecord,
-    broken_links,
-    list_audits,
-    list_certified,
-    read_newest_verdict,
     read_record,
     record_name,
 )
 from holdfast.journal.answers import describe_answered, describe_unanswered
-from holdfast.journal.chains import describe_chain
+from holdfast.journal.audits import list_audits
+from holdfast.journal.chains import describe_chain, list_certified, read_newest_verdict
+from holdfast.journal.links import broken_links
 from holdfast.journal.skips import SKIPS, SkipRecord
+from holdfast.journal.verdict import AuditVerdict
 
 # The number of concurrent requests: each request to a remote store may take long.
 READERS = 32

@@ -11,8 +11,9 @@ from holdfast.extensions.report.markup import Markup, element, section, table_of
 from holdfast.extensions.report.numbers import show_number, show_time
 from holdfast.extensions.report.page import wrap
 from holdfast.extensions.report.sections import show_all_problems
-from holdfast.journal import REPORT, ChosenRuns, Commit, Journal
+from holdfast.journal import REPORT, Commit, Journal
 from holdfast.journal.reading import read_all
+from holdfast.journal.runs import ChosenRuns
 from holdfast.ledger.standing import Standing, read_standing
 from holdfast.store import Store
 

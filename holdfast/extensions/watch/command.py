@@ -10,8 +10,9 @@ from holdfast.errors import WrongUse
 from holdfast.extensions.watch.lines import follow
 from holdfast.extensions.watch.reading import RunReader, StoreReader
 from holdfast.extensions.watch.screen import show_live
-from holdfast.journal import MOST_SHOWN, Journal
+from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
+from holdfast.journal.runs import MOST_SHOWN
 from holdfast.terminal.options import Limit
 
 SHORTEST_S = 0.2

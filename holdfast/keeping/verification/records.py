@@ -24,8 +24,6 @@ from holdfast.journal import (
     Quarantine,
     Record,
     RehearsalRecord,
-    broken_links,
-    find_conflict,
     folder_record_name,
     read_record,
     record_name,
@@ -33,7 +31,9 @@ from holdfast.journal import (
 )
 from holdfast.journal.answers import ANSWERS, AnswerRecord
 from holdfast.journal.audits import NAME
+from holdfast.journal.configs import find_conflict
 from holdfast.journal.coverage import hash_rested
+from holdfast.journal.links import broken_links
 from holdfast.journal.skips import SKIPS, SkipRecord
 from holdfast.journal.snapshots import find_other_run, find_other_settings
 

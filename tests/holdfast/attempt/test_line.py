@@ -12,7 +12,8 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METADATA, METRICS, PAYLOAD, Saved
 from holdfast.config import Retention
 from holdfast.errors import CheckpointDamaged, NameTaken, NotTrusted, NoVerifiedCheckpoint, Superseded
-from holdfast.journal import AuditRecord, Commit, Journal, metrics_name, now, record_audit, signature_name
+from holdfast.journal import AuditRecord, Commit, Journal, metrics_name, now, signature_name
+from holdfast.journal.audits import record_audit
 from holdfast.journal.exactness import describe_resume
 from holdfast.journal.signing import check_signed
 from holdfast.keeping.retention import prune_by_policy

@@ -8,8 +8,10 @@ from holdfast.attempt import Line
 from holdfast.attempt.quarantined import check_machine
 from holdfast.config import Compute
 from holdfast.errors import MachineQuarantined
-from holdfast.journal import AuditVerdict, now, quarantine_machine, release_machine
+from holdfast.journal import now
 from holdfast.journal.endings import ending_of
+from holdfast.journal.machines import quarantine_machine, release_machine
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.machine.host import VARIABLE
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train

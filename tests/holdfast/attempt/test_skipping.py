@@ -16,10 +16,11 @@ from holdfast.cli.app import app
 from holdfast.config import ChunkLength, Compute, Log, ProofSettings, Resume, Retention, RunConfig
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigDrift, NotTrusted, NoVerifiedCheckpoint, ParentQuarantined, RecordDamaged, WrongUse
-from holdfast.journal import AuditVerdict, Journal, now
+from holdfast.journal import Journal, now
 from holdfast.journal.holds import hold_run
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import list_skips, read_skips, write_skips
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit
 from holdfast.proof.explanation import explain_step

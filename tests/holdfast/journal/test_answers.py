@@ -7,8 +7,9 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.cli import app, run_app
-from holdfast.journal import AuditRecord, Journal, now, record_audit
+from holdfast.journal import AuditRecord, Journal, now
 from holdfast.journal.answers import list_unanswered
+from holdfast.journal.audits import record_audit
 from holdfast.journal.chains import describe_chain, find_certified, list_certified
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.standing import read_standing

@@ -10,22 +10,11 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
-from holdfast.journal import (
-    Ask,
-    AuditRecord,
-    Commit,
-    Journal,
-    audit_name,
-    find_certified,
-    list_audits,
-    list_certified,
-    now,
-    read_newest_verdict,
-    read_verdict,
-    record_audit,
-    record_name,
-)
-from holdfast.journal.audits import list_refused, list_waiting, read_audits
+from holdfast.journal import AuditRecord, Commit, Journal, audit_name, now, record_name
+from holdfast.journal.audits import list_audits, list_refused, read_audits, record_audit
+from holdfast.journal.chains import find_certified, list_certified, read_newest_verdict
+from holdfast.journal.judgement import list_waiting, read_verdict
+from holdfast.journal.verdict import Ask
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.keeping.verification import verify_run
 from holdfast.store.local import LocalStore

@@ -8,8 +8,10 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.attempt.opening import Known
 from holdfast.errors import RunHeld, WrongUse
-from holdfast.journal import AttemptRecord, AuditVerdict, Journal, list_trainers, now
+from holdfast.journal import AttemptRecord, Journal, now
 from holdfast.journal.holds import find_hold, hold_run, release_run
+from holdfast.journal.trainers import list_trainers
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.timeline import find_trainer
 from holdfast.proof.rollback import stop_run

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.app import app
-from holdfast.journal import Journal, choose_runs, find_runs, runs
+from holdfast.journal import Journal, runs
+from holdfast.journal.runs import choose_runs, find_runs
 from holdfast.store import Store, open_store
 from holdfast.store.local import LocalStore
 from tests.bench.counting import Tally, counted

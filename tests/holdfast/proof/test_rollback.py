@@ -8,18 +8,12 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.errors import ParentQuarantined
-from holdfast.journal import (
-    AuditRecord,
-    AuditVerdict,
-    Journal,
-    now,
-    quarantine_machine,
-    read_verdict,
-    record_audit,
-    record_name,
-    release_machine,
-)
+from holdfast.journal import AuditRecord, Journal, now, record_name
+from holdfast.journal.audits import record_audit
 from holdfast.journal.holds import find_hold
+from holdfast.journal.judgement import read_verdict
+from holdfast.journal.machines import quarantine_machine, release_machine
+from holdfast.journal.verdict import AuditVerdict
 from holdfast.proof.audit import go_back_now, keep_verdict
 from holdfast.proof.rollback import choose_to_certify, find_base, roll_back, stop_run
 from holdfast.store import open_store

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.config import Retention
-from holdfast.journal import AuditRecord, now, record_audit
+from holdfast.journal import AuditRecord, now
+from holdfast.journal.audits import record_audit
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.machine.host import VARIABLE
 from holdfast.proof.share import ShareChoice, choose_by_share

@@ -9,7 +9,8 @@ import pytest
 from holdfast.checkpoint import METRICS
 from holdfast.cli import app, run_app
 from holdfast.config import Retention
-from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
+from holdfast.journal import AuditRecord, Journal, now, record_name
+from holdfast.journal.audits import record_audit
 from holdfast.keeping.retention import prune_by_policy
 from holdfast.store import open_store
 from tests.support.makers import STEPS_PER_EPOCH, make_line, root, save_next, train

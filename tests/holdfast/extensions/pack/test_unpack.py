@@ -10,18 +10,12 @@ import pytest
 from holdfast.attempt import Line
 from holdfast.errors import NameMissing, NameTaken, WrongUse
 from holdfast.extensions.pack.pack import unpack
-from holdfast.journal import (
-    AuditRecord,
-    Commit,
-    Journal,
-    find_certified,
-    list_trainers,
-    now,
-    read_verdict,
-    record_audit,
-)
-from holdfast.journal.audits import read_machines
+from holdfast.journal import AuditRecord, Commit, Journal, now
+from holdfast.journal.audits import record_audit
+from holdfast.journal.chains import find_certified
+from holdfast.journal.judgement import read_verdict
 from holdfast.journal.signature import generate_key, load_signing_key, load_trusted_key
+from holdfast.journal.trainers import list_trainers, read_machines
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit, choose_span, list_replayable
 from holdfast.proof.explanation import explain_step

@@ -21,7 +21,8 @@ from holdfast.errors import CheckpointDamaged, NotTrusted, RecordDamaged, WrongU
 from holdfast.extensions.receipt.auditing import ReceiptAudit, choose_chunks
 from holdfast.extensions.receipt.checking import check_receipt, check_weights, describe_untrained
 from holdfast.extensions.receipt.signed import describe_commit, open_receipt, seal_receipt
-from holdfast.journal import AuditRecord, Journal, now, record_audit, record_name
+from holdfast.journal import AuditRecord, Journal, now, record_name
+from holdfast.journal.audits import record_audit
 from holdfast.journal.records import AttemptRecord, FileRecord, Origin
 from holdfast.store import open_store
 from tests.support.makers import CONFIG, IDENTITY, SETTINGS, make_commit, save

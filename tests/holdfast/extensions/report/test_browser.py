@@ -9,7 +9,8 @@ from holdfast.extensions.report.comparing import make_comparison
 from holdfast.extensions.report.gathering import Gatherer
 from holdfast.extensions.report.index import make_index, read_rows
 from holdfast.extensions.report.page import make_page
-from holdfast.journal import Journal, choose_runs, metrics_name
+from holdfast.journal import Journal, metrics_name
+from holdfast.journal.runs import choose_runs
 from holdfast.store import open_store
 from tests.holdfast.extensions.report.test_page import plant
 from tests.support.chromium import AXE, Page, find_violations

@@ -24,8 +24,9 @@ from holdfast.extensions.report.index import make_index, read_rows
 from holdfast.extensions.report.markup import element
 from holdfast.extensions.report.page import make_page
 from holdfast.extensions.report.sketch import Sketch
-from holdfast.journal import Commit, Journal, choose_runs, metrics_name, record_name
+from holdfast.journal import Commit, Journal, metrics_name, record_name
 from holdfast.journal.endings import Ending
+from holdfast.journal.runs import choose_runs
 from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import open_store
 from tests.support.long_run import LongRun

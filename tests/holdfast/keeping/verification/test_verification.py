@@ -14,15 +14,9 @@ from holdfast.attempt import Line
 from holdfast.checkpoint import METRICS, PAYLOAD
 from holdfast.config import Retention, RunConfig
 from holdfast.errors import ConfigError, RecordDamaged, RunUnknown
-from holdfast.journal import (
-    AttemptRecord,
-    ConfigRecord,
-    Journal,
-    RunRecord,
-    find_conflict,
-    list_trainers,
-    read_record,
-)
+from holdfast.journal import AttemptRecord, ConfigRecord, Journal, RunRecord, read_record
+from holdfast.journal.configs import find_conflict
+from holdfast.journal.trainers import list_trainers
 from holdfast.keeping.retention import prune_by_policy, prune_run
 from holdfast.keeping.verification import verify_run
 from holdfast.provenance.fingerprint import fingerprint, to_plain
