@@ -18,9 +18,8 @@ from holdfast.journal.answers import describe_unanswered
 from holdfast.journal.audits import list_audits
 from holdfast.journal.judgement import list_waiting, read_verdict
 from holdfast.journal.runs import list_runs
-from holdfast.journal.verdict import AuditVerdict
-from holdfast.proof.audit import Audit, OnFault, choose_commits, go_back_now, keep_verdict
-from holdfast.proof.rollback import choose_to_certify, find_base
+from holdfast.journal.verdict import AuditVerdict, OnFault
+from holdfast.proof.audit import Audit, check_on_fault, choose_commits, follow_verdict
 from holdfast.proof.share import choose_by_share
 from holdfast.store import open_store
 from tasks.auditing import PUT_BACK_S, ask_another, ask_elsewhere, audit_one, find_config, is_for_another
@@ -86,6 +85,7 @@ def audit(
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
         raise ConfigError("commit, from_commit and is_asked need a run and a commit", hint="give both run and commit")
+    check_on_fault(on_fault)
     consequences = {"on_fault": on_fault, "configs": configs}
     if is_asked and not _is_ours(store, run, commit, from_commit, tries, consequences):
         return {}
@@ -200,18 +200,19 @@ def _follow(store: str, journal: Journal, commit: int, tries: int, parameters: d
     on_fault: OnFault = parameters["on_fault"]
     verdict = _read_verdict(journal, commit)
     if verdict and verdict.kind == "certified":
-        for line in go_back_now(journal) if on_fault == "rollback" else ():
+        for line in follow_verdict(journal, verdict, on_fault).lines:
             log.warning("%s", line)
         for waiting in list_waiting(journal, commit):
             ask_another(store, journal.run, waiting, tries, parameters)
     if verdict is None or not (verdict.deviating or (verdict.ask and verdict.ask.commit != commit)):
         return
     log.warning("run %s, commit %d:\n%s", journal.run, commit, verdict)
-    for line in keep_verdict(journal, verdict, on_fault):
+    done = follow_verdict(journal, verdict, on_fault)
+    for line in done.lines:
         log.warning("%s", line)
     ask = verdict.ask if len(list_audits(journal)[commit]) < MOST_AUDITS else None
-    if on_fault == "rollback" and verdict.kind == "machine" and (right := choose_to_certify(journal, verdict)):
-        ask = replace(ask_elsewhere(journal, right.number), from_commit=find_base(journal, verdict))
+    if done.ask:
+        ask = replace(ask_elsewhere(journal, done.ask.commit), from_commit=done.ask.from_commit)
     if ask:
         ask_another(store, journal.run, ask, tries, parameters)
 

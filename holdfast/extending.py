@@ -58,13 +58,22 @@ class Extension:
             functions `observers` and `admission` get an instance of it as their second argument.
         commands: further commands of ``holdfast``.
         observers: a function that takes the `RunConfig` and returns an attempt's observers; see `Observer`.
-        admission: a function that takes the `RunConfig` before an attempt claims the run, and before it goes back to an
-            earlier commit. It returns why this machine may not train the run, or an empty text.
+        admission: a function that takes the `RunConfig` before an attempt claims the run, before it goes back to an
+            earlier commit, and before a node other than node 0 starts ranks. It returns why this machine may not train
+            the run, or an empty text.
+        adoption: a function that takes a run's journal, a checkpoint that dead ranks have saved without a commit, and
+            the numbers of the attempts of which one has saved it. It returns why the run may not take the checkpoint,
+            or an empty text; the attempt then trains the steps again.
+        verdict: a function that takes a run's journal, the verdict of audits on a commit, and what the user asked for:
+            ``record``, ``rollback`` or ``stop``. It returns `holdfast.journal.verdict.Consequences`. The command
+            ``audit`` calls it if the verdict names a machine, the flow ``audit`` for each verdict.
         disruption: a function without arguments, called when an attempt ends early, after its last save. It returns why
             the platform takes this machine away, or an empty text; the attempt then counts as preempted.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
             takes a run's journal and returns an SVG, or an empty text; ``comparison`` takes several journals and
-            returns an HTML page; ``receipt`` audits a receipt for ``holdfast audit``, and returns the exit code.
+            returns an HTML page; ``receipt`` audits a receipt for ``holdfast audit``, and returns the exit code;
+            ``machines`` lists a store's records of refused machines for ``holdfast doctor``, and ``release`` admits
+            one again.
     """
 
     name: str
@@ -72,6 +81,8 @@ class Extension:
     commands: tuple[Command, ...] = ()
     observers: str = ""
     admission: str = ""
+    adoption: str = ""
+    verdict: str = ""
     disruption: str = ""
     views: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,20 +115,36 @@ def call_all(point: str, config: "RunConfig") -> Iterator[tuple[str, Any]]:
     """
     for extension in find_extensions():
         if name := getattr(extension, point):
-            function = _load(extension, name)
             settings = [read_table(extension, config)] if extension.settings else []
-            try:
-                result = function(config, *settings)
-            except HoldfastError:
-                raise
-            except Exception as error:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                raise ConfigError(
-                    f"the extension {extension.name}: {name} failed at {frame.filename}:{frame.lineno}: "
-                    f"{error or repr(error)}",
-                    hint=HINT,
-                ) from error
-            yield extension.name, result
+            yield extension.name, _call(extension, name, config, *settings)
+
+
+def call_each(point: str, *arguments: object) -> Iterator[Any]:
+    """Call the function that each extension has for a point about a run's records, and yield the results.
+
+    Args:
+        point: ``adoption`` or ``verdict``.
+
+    Raises:
+        ConfigError: a function can't be imported or fails.
+    """
+    for extension in find_extensions():
+        if name := getattr(extension, point):
+            yield _call(extension, name, *arguments)
+
+
+def _call(extension: Extension, name: str, *arguments: object) -> Any:
+    function = _load(extension, name)
+    try:
+        return function(*arguments)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"the extension {extension.name}: {name} failed at {frame.filename}:{frame.lineno}: {error or repr(error)}",
+            hint=HINT,
+        ) from error
 
 
 def find_disruption() -> str:

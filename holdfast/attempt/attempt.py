@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from holdfast import checkpoint
+from holdfast.attempt.admission import check_machine
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
@@ -202,8 +203,8 @@ class Attempt:
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
-            MachineQuarantined: this machine has computed wrongly.
-            RunHeld: an audit has found a machine that computes wrongly, and holds the run.
+            MachineRefused: an extension refuses this machine; or an error of the extension.
+            RunHeld: the run is held.
             Superseded: the attempt's number is taken.
         """
         try:
@@ -225,7 +226,7 @@ class Attempt:
 
     def _build(self) -> Known:
         """Start the ranks, and make `line` and `upkeep`. Return the state of the run that the journal records."""
-        self.ranks.check_machine()
+        check_machine(self.ranks.config)
         signing_key = load_signing_key(self.ranks.given.signing_key) if self.ranks.given.signing_key else None
         trusted_keys = [load_trusted_key(source) for source in self.ranks.given.resume.trusted_keys]
         config, skip_records = self._read_skips(trusted_keys)
@@ -580,7 +581,7 @@ class Attempt:
         again. If the head was quarantined meanwhile, an earlier commit becomes the head.
 
         Raises:
-            MachineQuarantined: the head was quarantined, and so was this machine.
+            MachineRefused: the head was quarantined, and an extension now refuses this machine.
             Superseded: a later attempt owns the run; nothing was changed.
         """
         assert saved == self._pipeline.uncommitted[0], "chunks are committed in the order of training"
@@ -635,7 +636,7 @@ class Attempt:
 
     def _go_back(self) -> None:
         self.fall_back()
-        self.ranks.check_machine()
+        check_machine(self.ranks.config)
 
     def fall_back(self) -> None:
         """Make the newest commit that isn't quarantined the head, and end the ranks: the next chunk starts new ones."""

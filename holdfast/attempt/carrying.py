@@ -4,8 +4,8 @@ import logging
 import time
 from pathlib import Path
 
+from holdfast.attempt.admission import check_machine
 from holdfast.attempt.attempt import FINISH_WITHIN_S
-from holdfast.attempt.quarantined import check_machine
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
 from holdfast.journal import Journal
@@ -103,7 +103,7 @@ class _NodeCarrier:
             NodesMissing: the ranks could not connect to the ranks of the other nodes.
             HoldfastError: this node's ranks have failed, and new ranks would fail, too.
         """
-        check_machine(self._config.store, self._config.compute)
+        check_machine(self._config)
         check_gpus(self._config.compute)
         ranks = choose_ranks(self._config.compute)(self._config, self._log_path)
         self._is_training = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from holdfast import checkpoint
-from holdfast.attempt.quarantined import find_doubt
+from holdfast.attempt.admission import ask_adoption
 from holdfast.checkpoint import Near, Saved
 from holdfast.errors import (
     CheckpointDamaged,
@@ -482,8 +482,8 @@ class Line:
             log.warning("%s; nothing is adopted from the near folder", error)
 
     def _is_above_doubt(self, saved: Saved) -> bool:
-        """Return whether a checkpoint may be adopted: no machine known to compute wrongly can have trained it."""
-        doubt = find_doubt(self.journal, self.head, self.attempt, saved)
+        """Return whether a checkpoint may be adopted: no extension refuses it."""
+        doubt = ask_adoption(self.journal, self.head, self.attempt, saved)
         if doubt:
             log.warning("step %d (%s) is not adopted, and trained again: %s", saved.step, saved.path, doubt)
         return not doubt

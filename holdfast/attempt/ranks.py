@@ -20,7 +20,6 @@ from holdfast.attempt.lineage import (
     find_ancestor,
     judge_environment,
 )
-from holdfast.attempt.quarantined import ask_extensions, check_machine
 from holdfast.attempt.refusing import CHANCE, explain_refusal, is_unexplained
 from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
@@ -184,16 +183,6 @@ class AttemptRanks:
             if warning not in self._warned:
                 log.warning("%s", warning)
         self._warned |= {*warnings}
-
-    def check_machine(self) -> None:
-        """Check that the ranks may train on this machine.
-
-        Raises:
-            MachineQuarantined: the machine, or a GPU that the ranks take, is in the store's quarantine.
-            MachineRefused: an extension refuses the machine.
-        """
-        check_machine(self.config.store, self.config.compute)
-        ask_extensions(self.config)
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take, and return their number. On an error, end the ranks at once."""

@@ -83,12 +83,6 @@ COMMANDS = (
         "Never use a checkpoint again: the run continues from the one before.",
     ),
     Command(
-        "release",
-        "holdfast.cli.keeping:release",
-        "Release a run that audits hold because a machine that computes wrongly has trained it; or answer the "
-        "audits' verdicts.",
-    ),
-    Command(
         "show",
         "holdfast.cli.looking:show_command",
         "Show the state of a run: its step, loss, checkpoint, attempts, and the texts and pictures that it has shown.",

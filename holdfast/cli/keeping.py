@@ -9,15 +9,11 @@ from cyclopts import Parameter
 from holdfast.attempt.skipping import skip_steps
 from holdfast.config.steps import EXPECTED, Steps
 from holdfast.errors import WrongUse
-from holdfast.journal import AttemptRecord, Commit, Journal, PruneReport
-from holdfast.journal.answers import list_unanswered, record_answer
+from holdfast.journal import Commit, Journal, PruneReport
 from holdfast.journal.finding import HOW_TO_NAME, find_commit, open_journal, warn_if_quarantined
-from holdfast.journal.holds import find_hold, release_run
-from holdfast.journal.judgement import read_verdict
 from holdfast.journal.signature import generate_key, load_signing_key
 from holdfast.keeping.export import Form, export
 from holdfast.keeping.retention import prune_run, summarize_prune
-from holdfast.proof.rollback import roll_back
 from holdfast.terminal.options import Flag, Json, print_json, split_out
 
 MOST_PARTS = 6  # if an export has more top-level names than this, the names belong to a single module
@@ -82,48 +78,6 @@ def quarantine(run: str, commit: str, reason: str, /) -> None:
     print(f"commit {found.number} ({found.path}) is in quarantine; the run continues from the commit before")
 
 
-def release(run: str, /, *, rollback: Flag = False, reason: str = "") -> None:
-    """Release a run that audits hold because a machine that computes wrongly has trained it; or answer the audits'
-    verdicts.
-
-    The next attempt continues from the newest commit, as if the audits had found nothing. With a reason, the verdicts
-    that put the run's bytes in doubt are answered: show, watch, the report and verify don't repeat them, until a later
-    audit of their commits. A run that isn't held trains on meanwhile.
-
-    Args:
-        run: <store>/<run>.
-        rollback: First quarantine the commits of the machine from its first commit on that no audit certifies. The run
-            then continues from the commit before.
-        reason: Why the run may keep these bytes. The reason stays on record.
-    """
-    journal = open_journal(run)
-    journal.read_run()
-    hold = find_hold(journal)
-    if hold is not None and rollback:
-        _roll_back(journal, hold)
-        return
-    unanswered = list_unanswered(journal)
-    for each in unanswered if reason else ():
-        record_answer(journal, each.commit, reason)
-        print(f"answered: {each.describe()}")
-    if hold is not None or not (unanswered and reason):
-        release_run(journal, is_in_doubt=bool(unanswered))
-        print(f"run {journal.run} is released: the next attempt continues from its newest commit")
-
-
-def _roll_back(journal: Journal, hold: AttemptRecord) -> None:
-    number = hold.lineage.get("commit")
-    commit = journal.find_commit(number) if isinstance(number, int) else None
-    verdict = read_verdict(journal, commit) if commit else None
-    if verdict is None or verdict.kind != "machine":
-        raise WrongUse(
-            f"run {journal.run!r} can't be rolled back: the audits on record no longer name a machine",
-            hint="holdfast show has their verdict; without --rollback the run continues as it is",
-        )
-    print(roll_back(journal, verdict))
-    journal.check_held(journal.attempts())
-
-
 def skip_command(
     run: str,
     steps: str,
@@ -165,7 +119,7 @@ def skip_command(
         print(f"the run continues from commit {done.start.number} ({done.start.path}, step {done.start.step})")
     if done.quarantined:
         print(f"commits that no longer count: {', '.join(map(str, done.quarantined))}")
-    if find_hold(journal):
+    if journal.find_hold(journal.attempts()):
         print(f"the run is held, and continues once you release it: holdfast release {journal.store.url}")
 
 

@@ -13,9 +13,9 @@ from holdfast.attempt.lineage import read_environments
 from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
+from holdfast.extending import find_view
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.finding import open_journal
-from holdfast.journal.machines import release_machine
 from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries, judge_records
@@ -89,6 +89,8 @@ def _release(store: str | None, host: str, *, json: bool) -> int:
     """Release a machine from a store's quarantine; return the exit code."""
     if store is None:
         raise WrongUse(f"--release {host} needs --store", hint=f"holdfast doctor --store STORE --release {host}")
+    if (release_machine := find_view("release")) is None:
+        raise WrongUse("no installed extension refuses machines")
     record = release_machine(open_store(store), host)
     if json:
         print_json(record.model_dump())

@@ -16,7 +16,8 @@ from holdfast.extending import find_view
 from holdfast.journal import Commit, Journal
 from holdfast.journal.finding import find_commit
 from holdfast.journal.judgement import read_verdict
-from holdfast.proof.audit import OnFault, audit_commit, choose_commits, keep_audit, keep_verdict
+from holdfast.journal.verdict import OnFault
+from holdfast.proof.audit import audit_commit, check_on_fault, choose_commits, follow_verdict, keep_audit
 from holdfast.proof.evaluation import evaluate_commit
 from holdfast.proof.explanation import explain_step
 from holdfast.proof.prove import prove
@@ -131,6 +132,7 @@ def audit_command(
             file or an address, but never with code from a file in a store.
         json: Print JSON.
     """
+    check_on_fault(on_fault)
     journal, trust = open_trusted(run, recipe, trust_records, set_ or [])
     journal.read_run()
     if receipt is not None:
@@ -159,7 +161,8 @@ def audit_command(
         judged.append(
             found.model_dump() | {"is_identical": found.is_identical, "judged": verdict and verdict.to_json()}
         )
-        kept = keep_verdict(journal, verdict, on_fault) if verdict else []
+        is_followed = verdict is not None and verdict.kind == "machine"
+        kept = follow_verdict(journal, verdict, on_fault).lines if verdict and is_followed else []
         if not json:
             shown = [str(verdict).replace("audit RUN", f"audit {run}")] if verdict else []
             print(found, *shown, *(f"  {line}" for line in kept), sep="\n")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from holdfast.errors import StoreDenied, StoreError
-from holdfast.journal.machines import MachineRecord, list_quarantined
+from holdfast.extending import find_view
+from holdfast.journal import Record
 from holdfast.store import open_store
 from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
@@ -47,10 +48,11 @@ def try_store(store: str, *, json: bool) -> int:
     return 0 if is_good else StoreDenied.exit_code
 
 
-def _list_machines(trials: Trials) -> list[MachineRecord]:
+def _list_machines(trials: Trials) -> list[Record]:
     """Return the machines in the store's quarantine; none if the store can't be read, which the trials report."""
+    list_quarantined = find_view("machines")
     with contextlib.suppress(StoreError):
-        return list_quarantined(trials.store)
+        return list_quarantined(trials.store) if list_quarantined else []
     return []
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from holdfast.errors import NameMissing, StoreDenied, Unreadable
 from holdfast.journal.journal import Journal
-from holdfast.journal.machines import MACHINES
 from holdfast.journal.reading import read_all
 from holdfast.store import Store
 
@@ -36,8 +35,11 @@ def find_runs(store: Store, names: Iterable[str] | None = None) -> Iterator[Jour
 
 
 def _list_names(store: Store) -> list[str]:
-    """Return the names at a store's top level that may be names of runs."""
-    return [name for name in store.list() if name != MACHINES]
+    """Return the names at a store's top level that may be names of runs. A run's name begins with a letter or a digit.
+
+    A folder such as ``_machines`` has records that don't belong to a run.
+    """
+    return [name for name in store.list() if not name.startswith("_")]
 
 
 def _may_be_run(journal: Journal) -> bool:

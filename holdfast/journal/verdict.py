@@ -38,6 +38,8 @@ from holdfast.journal.records import AttemptRecord, AuditRecord, Commit
 from holdfast.journal.trainers import OTHER_NODE, list_machines
 
 Kind = Literal["certified", "undecided", "machine", "program", "drift"]
+# What a user asks for if audits find that a machine has computed wrongly.
+OnFault = Literal["record", "rollback", "stop"]
 
 # The number of trainings on a single host that must all differ before the verdict is ``program``. Fewer aren't enough,
 # because the host may be faulty itself.
@@ -189,6 +191,19 @@ class _Training:
     began: int
     gpus: tuple[str, ...]
     audit: AuditRecord | None = None
+
+
+@dataclass(frozen=True)
+class Consequences:
+    """What an extension has done because of a verdict.
+
+    Attributes:
+        lines: lines that tell the user so.
+        ask: the replay by another machine that it needs, with its commit and the commit to begin with; None if none.
+    """
+
+    lines: list[str]
+    ask: Ask | None = None
 
 
 def judge_commit(commit: Commit, attempts: Sequence[AttemptRecord], audits: Sequence[AuditRecord]) -> AuditVerdict:

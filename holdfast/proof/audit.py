@@ -4,7 +4,7 @@ import logging
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -12,12 +12,11 @@ from holdfast import checkpoint
 from holdfast.attempt.lineage import Past, Present, changes_since, promise_for
 from holdfast.checkpoint import Saved
 from holdfast.errors import GateTripped, StoreError, WrongUse
+from holdfast.extending import call_each, find_extensions
 from holdfast.journal import AuditRecord, Commit, Journal, now
 from holdfast.journal.audits import record_audit
-from holdfast.journal.judgement import read_verdict
-from holdfast.journal.machines import list_quarantined, quarantine_machine
 from holdfast.journal.trainers import may_follow_resume
-from holdfast.journal.verdict import AuditVerdict
+from holdfast.journal.verdict import AuditVerdict, Consequences, OnFault
 from holdfast.machine.host import name_host
 from holdfast.proof.differing import SHOWN_NAMES, Differing, find_difference
 from holdfast.proof.replay import (
@@ -25,16 +24,13 @@ from holdfast.proof.replay import (
     make_pruned_error,
     replayed,
 )
-from holdfast.proof.rollback import roll_back, stop_run
 from holdfast.provenance.drift import is_of_skips
 from holdfast.recipe.trust import BY_DEFAULT, Trust
-from holdfast.store import Store, open_store
+from holdfast.store import Store
 from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# What to do if an audit finds that a machine has computed wrongly.
-OnFault = Literal["record", "rollback", "stop"]
 # The keys of an environment that `holdfast.rank.record.CodeRecord` writes.
 OF_THE_CODE = {"sources", "source_bytes", "packages", "package_files", "holdfast", "files", "built"}
 EARLIER = "state that an earlier resume lost, because this replay began after that resume; --from begins earlier"
@@ -171,56 +167,24 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
         log.warning("the audit is not on record: %s", error)
 
 
-def keep_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> list[str]:
-    """Quarantine the machine that the audits' verdict names as faulty, and hold or roll back the run if asked.
-
-    Do nothing if the verdict names no machine. If the store is read-only here, log a warning instead.
+def follow_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> Consequences:
+    """Let the extensions follow a verdict: they may quarantine a machine, and hold or roll back the run.
 
     Args:
-        on_fault: the further action. ``record``: none. ``rollback``: quarantine the commits of that machine, see
-            `roll_back`. ``stop``: hold the run, see `stop_run`.
-
-    Returns:
-        Lines that tell the user what was done.
+        on_fault: what the user asked for if the verdict names a machine.
     """
-    if verdict.kind != "machine":
-        return []
-    lines = []
-    try:
-        lines.append(_quarantine_machine(journal, verdict))
-        if on_fault == "rollback":
-            lines.append(roll_back(journal, verdict))
-        elif on_fault == "stop":
-            lines.append(stop_run(journal, verdict))
-    except StoreError as error:
-        log.warning("the consequences of the verdict on %s can't be recorded: %s", verdict.host, error)
-    return [line for line in lines if line]
+    found: list[Consequences] = [*call_each("verdict", journal, verdict, on_fault)]
+    return Consequences([line for each in found for line in each.lines], next((e.ask for e in found if e.ask), None))
 
 
-def go_back_now(journal: Journal) -> list[str]:
-    """Roll back the commits of a run that quarantined machines have trained; return lines that tell the user so.
+def check_on_fault(on_fault: OnFault) -> None:
+    """Check that an extension can do what the user asks for.
 
-    Call this after an audit on another machine has certified a commit. A rollback needs such a checkpoint, which is
-    known to be right, and the run may have had none when the machines were quarantined.
+    Raises:
+        WrongUse: no extension follows verdicts.
     """
-    lines = []
-    for record in list_quarantined(open_store(journal.store_url)):
-        commit = journal.find_commit(record.commit) if record.run == journal.run else None
-        if commit is not None and not journal.is_quarantined(commit.number):
-            verdict = read_verdict(journal, commit)
-            lines += keep_verdict(journal, verdict, "rollback") if verdict else []
-    return lines
-
-
-def _quarantine_machine(journal: Journal, verdict: AuditVerdict) -> str:
-    """Quarantine the machine that a verdict names; return a line for the user, empty if no record was made."""
-    url = journal.store_url
-    record = quarantine_machine(open_store(url), journal.run, verdict)
-    if record is None:
-        return ""
-    gpus = f", GPU {', '.join(record.gpus)}," if record.gpus else ""
-    release = f"holdfast doctor --store {url} --release {verdict.host}"
-    return f"{verdict.host}{gpus} is quarantined in {url}; once it is repaired: {release}"
+    if on_fault != "record" and not any(each.verdict for each in find_extensions()):
+        raise WrongUse(f"no installed extension can follow a verdict with {on_fault}")
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:

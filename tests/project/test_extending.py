@@ -15,8 +15,10 @@ import pytest
 
 from holdfast import extending
 from holdfast.config import RunConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, WrongUse
 from holdfast.extending import Command, Extension, call_all, check_tables, find_extensions
+from holdfast.proof import audit
+from holdfast.proof.audit import check_on_fault
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
@@ -144,6 +146,13 @@ def test_an_admission_that_fails_lets_nothing_train(
     monkeypatch.setattr(extending, "find_extensions", lambda: (extension,))
     with pytest.raises(ConfigError, match=message):
         list(call_all("admission", RunConfig(recipe="m:f", run="r")))
+
+
+def test_a_rollback_needs_an_extension_that_follows_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "find_extensions", lambda: ())
+    check_on_fault("record")
+    with pytest.raises(WrongUse, match="no installed extension can follow a verdict with rollback"):
+        check_on_fault("rollback")
 
 
 def test_a_table_that_no_extension_reads_is_refused() -> None:

@@ -24,11 +24,11 @@ import holdfast.cli
 from holdfast.cli import machine
 from holdfast.config.steps import Steps
 from holdfast.errors import HoldfastError
+from holdfast.extensions.quarantine.records import MachineRecord
 from holdfast.extensions.receipt.signed import describe_commit, seal_receipt
 from holdfast.journal import AuditRecord, Journal, RehearsalRecord, now
 from holdfast.journal.answers import record_answer
 from holdfast.journal.audits import record_audit
-from holdfast.journal.machines import MachineRecord
 from holdfast.journal.records import SEAL
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import write_skips

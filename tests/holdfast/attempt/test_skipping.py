@@ -16,11 +16,9 @@ from holdfast.cli.app import app
 from holdfast.config import ChunkLength, Compute, Log, ProofSettings, Resume, Retention, RunConfig
 from holdfast.config.steps import Steps
 from holdfast.errors import ConfigDrift, NotTrusted, NoVerifiedCheckpoint, ParentQuarantined, RecordDamaged, WrongUse
-from holdfast.journal import Journal, now
-from holdfast.journal.holds import hold_run
+from holdfast.journal import Journal
 from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import list_skips, read_skips, write_skips
-from holdfast.journal.verdict import AuditVerdict
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit
 from holdfast.proof.explanation import explain_step
@@ -162,16 +160,6 @@ class TestOnTheStore:
         assert raised.value.hint == "train the run past the skipped steps first"
         with pytest.raises(WrongUse, match=r"step 41 .*: not on its skip list"):
             skip(line, "41", is_off=True)
-
-    def test_a_held_run_stays_held(self, line: Line, capsys: pytest.CaptureFixture[str]) -> None:
-        url = line.journal.store.url
-        hold_run(line.journal, AuditVerdict("machine", 2, "it differs", host="a", at=now()))
-        with pytest.raises(SystemExit) as done:
-            app(["skip", url, str(4 * STEPS_PER_EPOCH)])
-        assert done.value.code == 0
-        out = capsys.readouterr().out
-        assert "the run continues from commit 3 (" in out
-        assert out.endswith(f"the run is held, and continues once you release it: holdfast release {url}\n")
 
     def test_the_run_keeps_a_checkpoint_that_verifies(self, line: Line) -> None:
         damage(line, line.journal.read_commit(1).path)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import WrongUse
+from holdfast.extensions.quarantine.records import MACHINES, list_quarantined, quarantine_machine, release_machine
 from holdfast.journal import Journal
 from holdfast.journal.finding import open_place
-from holdfast.journal.machines import MACHINES, list_quarantined, quarantine_machine, release_machine
 from holdfast.journal.runs import list_runs
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import Store

@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.cli import app, run_app
+from holdfast.extensions.quarantine.consequences import keep_verdict
 from holdfast.journal import AuditRecord, Journal, now
 from holdfast.journal.answers import list_unanswered
 from holdfast.journal.audits import record_audit
 from holdfast.journal.chains import describe_chain, find_certified, list_certified
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.standing import read_standing
-from holdfast.proof.audit import keep_verdict
 from holdfast.store.local import LocalStore
 from tasks.reporting import _describe_standing
 from tests.support.makers import make_line, resume, train

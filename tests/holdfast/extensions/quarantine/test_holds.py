@@ -7,14 +7,15 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.attempt.opening import Known
+from holdfast.cli.app import app
 from holdfast.errors import RunHeld, WrongUse
+from holdfast.extensions.quarantine.holds import find_hold, hold_run, release_run
+from holdfast.extensions.quarantine.rollback import stop_run
 from holdfast.journal import AttemptRecord, Journal, now
-from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.trainers import list_trainers
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.timeline import find_trainer
-from holdfast.proof.rollback import stop_run
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_commit, make_line, resume, root, save_next, train
 
@@ -144,3 +145,16 @@ def test_what_is_adopted_belongs_to_the_ranks_that_trained_on_while_the_run_was_
     }  # fmt: skip
     commit = make_commit(3, attempt=4, why="adopted", trained_at="2026-01-01T11:05:00+00:00")
     assert find_trainer(commit, attempts) == 1
+
+
+def test_a_skip_leaves_a_run_held(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    train(line)
+    train(line)
+    url = line.journal.store.url
+    hold_run(line.journal, AuditVerdict("machine", 2, "it differs", host="a", at=now()))
+    with pytest.raises(SystemExit) as done:
+        app(["skip", url, str(4 * STEPS_PER_EPOCH)])
+    assert done.value.code == 0
+    out = capsys.readouterr().out
+    assert "the run continues from commit 3 (" in out
+    assert out.endswith(f"the run is held, and continues once you release it: holdfast release {url}\n")

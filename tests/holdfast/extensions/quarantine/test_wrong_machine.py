@@ -8,8 +8,8 @@ import pytest
 
 from deployments import local
 from deployments.ledger import ProcessLedger, launch_process
+from holdfast.extensions.quarantine.records import list_quarantined
 from holdfast.journal import Journal
-from holdfast.journal.machines import list_quarantined
 from holdfast.machine.host import VARIABLE
 from holdfast.store import open_store
 from tests.conftest import MakeHome, Reference

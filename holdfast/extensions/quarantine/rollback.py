@@ -8,12 +8,12 @@ import logging
 
 from holdfast.attempt.going_back import find_verified_before, take_back
 from holdfast.errors import RunHeld
+from holdfast.extensions.quarantine.holds import find_hold, hold_run, release_run
+from holdfast.extensions.quarantine.records import read_release
 from holdfast.journal import Commit, Journal
 from holdfast.journal.audits import UNREADABLE, find_certifying, list_audits, list_refused
 from holdfast.journal.chains import format_numbers, list_covered
-from holdfast.journal.holds import find_hold, hold_run, release_run
 from holdfast.journal.judgement import read_verdict
-from holdfast.journal.machines import read_release
 from holdfast.journal.trainers import read_machines
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import open_store

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.attempt import Line
-from holdfast.attempt.quarantined import check_machine
-from holdfast.config import Compute
+from holdfast.config import Compute, RunConfig
 from holdfast.errors import MachineQuarantined
+from holdfast.extensions.quarantine.admission import refuse_quarantined
+from holdfast.extensions.quarantine.records import quarantine_machine, release_machine
 from holdfast.journal import now
 from holdfast.journal.endings import ending_of
-from holdfast.journal.machines import quarantine_machine, release_machine
 from holdfast.journal.verdict import AuditVerdict
 from holdfast.machine.host import VARIABLE
 from holdfast.store.local import LocalStore
@@ -31,7 +31,7 @@ def quarantine(store: LocalStore, host: str, *gpus: str) -> None:
 
 def find_refusal(store: LocalStore, compute: Compute) -> MachineQuarantined | None:
     try:
-        check_machine(store.url, compute)
+        refuse_quarantined(RunConfig(recipe="m:f", run="r", store=store.url, compute=compute))
     except MachineQuarantined as error:
         return error
     return None

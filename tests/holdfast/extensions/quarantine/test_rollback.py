@@ -8,14 +8,14 @@ import pytest
 
 from holdfast.attempt import Line
 from holdfast.errors import ParentQuarantined
+from holdfast.extensions.quarantine.consequences import go_back_now, keep_verdict
+from holdfast.extensions.quarantine.holds import find_hold
+from holdfast.extensions.quarantine.records import quarantine_machine, release_machine
+from holdfast.extensions.quarantine.rollback import choose_to_certify, find_base, roll_back, stop_run
 from holdfast.journal import AuditRecord, Journal, now, record_name
 from holdfast.journal.audits import record_audit
-from holdfast.journal.holds import find_hold
 from holdfast.journal.judgement import read_verdict
-from holdfast.journal.machines import quarantine_machine, release_machine
 from holdfast.journal.verdict import AuditVerdict
-from holdfast.proof.audit import go_back_now, keep_verdict
-from holdfast.proof.rollback import choose_to_certify, find_base, roll_back, stop_run
 from holdfast.store import open_store
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, train
@@ -115,7 +115,7 @@ def test_an_interrupted_rollback_of_a_held_run_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed:
-        killed.setattr("holdfast.proof.rollback.release_run", interrupt)
+        killed.setattr("holdfast.extensions.quarantine.rollback.release_run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             roll_back(line.journal, found)
     assert list_candidates(line) == [2, 1]

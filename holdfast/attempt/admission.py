@@ -1,0 +1,33 @@
+"""Which machines may train a run, and which checkpoints of dead ranks a run may take. The extensions decide both."""
+
+from holdfast.checkpoint import Saved
+from holdfast.config import RunConfig
+from holdfast.errors import MachineRefused
+from holdfast.extending import call_all, call_each
+from holdfast.journal import Commit, Journal
+
+
+def check_machine(config: RunConfig) -> None:
+    """Check that no extension refuses this machine.
+
+    Raises:
+        MachineRefused: an extension refuses it.
+        HoldfastError: an extension refuses it with an error of its own.
+    """
+    for name, reason in call_all("admission", config):
+        if reason:
+            raise MachineRefused(f"{name} refuses this machine: {reason}", hint="start the run on another machine")
+
+
+def ask_adoption(journal: Journal, head: Commit | None, attempt: int, saved: Saved) -> str:
+    """Return why a checkpoint without a commit may not be adopted, or an empty text.
+
+    No file of the checkpoint says which attempt's ranks have saved it. So any attempt since the parent's commit may
+    have saved it.
+
+    Args:
+        head: the checkpoint's parent; None before the run's first commit.
+        attempt: the present attempt's number.
+    """
+    attempts = range(journal.first_attempt_after(head), attempt + 1)
+    return next(filter(None, call_each("adoption", journal, saved, attempts)), "")
