@@ -9,7 +9,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 
-from holdfast.attempt import live, queued_again
+from holdfast.attempt import live, surrounded
 from holdfast.attempt.progress import CommitLines, ProgressView
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
@@ -46,9 +46,9 @@ def attempt(config: RunConfig, number: int) -> Outcome | State[Any]:
         # There the supervisor starts the next attempt, so don't queue the Slurm job again either.
         if not asked.is_on_pool:
             here.enter_context(interrupt.raised_once(config.resume.stop_within_s))
-            # Queue the Slurm job again before Prefect reports to its server, because the signal that ends the job ends
-            # the server, too.
-            here.enter_context(queued_again(config))
+            # A Slurm job is queued again before Prefect reports to its server, because the signal that ends the job
+            # ends the server, too.
+            here.enter_context(surrounded(config))
         try:
             outcome = live(
                 config,

@@ -55,7 +55,7 @@ class Extension:
     Attributes:
         name: the extension's name in messages and in the configuration; also that of its folder, or its entry point.
         settings: a subclass of `holdfast.config.Section`: the table ``[extensions.NAME]`` of the configuration. The
-            functions `observers` and `admission` get an instance of it as their second argument.
+            functions `observers`, `admission` and `around` get an instance of it as their second argument.
         commands: further commands of ``holdfast``.
         observers: a function that takes the `RunConfig` and returns an attempt's observers; see `Observer`.
         admission: a function that takes the `RunConfig` before an attempt claims the run, before it goes back to an
@@ -67,6 +67,9 @@ class Extension:
         verdict: a function that takes a run's journal, the verdict of audits on a commit, and what the user asked for:
             ``record``, ``rollback`` or ``stop``. It returns `holdfast.journal.verdict.Consequences`. The command
             ``audit`` calls it if the verdict names a machine, the flow ``audit`` for each verdict.
+        around: a function that takes the `RunConfig` and returns a context manager, which is entered around an attempt
+            by ``holdfast train``, by the process beside a launcher's ranks, and by Prefect's flow outside a work pool.
+            An error that ends the attempt passes through it.
         disruption: a function without arguments, called when an attempt ends early, after its last save. It returns why
             the platform takes this machine away, or an empty text; the attempt then counts as preempted.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
@@ -83,6 +86,7 @@ class Extension:
     admission: str = ""
     adoption: str = ""
     verdict: str = ""
+    around: str = ""
     disruption: str = ""
     views: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,7 +112,7 @@ def call_all(point: str, config: "RunConfig") -> Iterator[tuple[str, Any]]:
     """Call the function that each extension has for a point, and yield the extension's name and the result.
 
     Args:
-        point: ``observers`` or ``admission``.
+        point: ``observers``, ``admission`` or ``around``.
 
     Raises:
         ConfigError: a function can't be imported or fails, or an extension's settings are wrong.

@@ -12,13 +12,13 @@ from holdfast.attempt.life import (
     find_ending,
     live,
     opens_again,
+    surrounded,
     train,
     trains_again,
 )
 from holdfast.attempt.line import Line
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer
 from holdfast.attempt.pipeline import Chunk
-from holdfast.attempt.requeue import queued_again
 
 __all__ = [
     "RETRIES",
@@ -37,8 +37,8 @@ __all__ = [
     "live",
     "opens_again",
     "publish_commit",
-    "queued_again",
     "started_ahead",
+    "surrounded",
     "train",
     "trains_again",
 ]

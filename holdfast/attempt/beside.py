@@ -14,9 +14,8 @@ from cyclopts import App
 from holdfast.attempt.attaching import LAUNCHER_VARIABLE
 from holdfast.attempt.attempt import Attempt
 from holdfast.attempt.carrying import watch_attached
-from holdfast.attempt.life import Acts, Cause, find_ending, train
+from holdfast.attempt.life import Acts, Cause, find_ending, surrounded, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
-from holdfast.attempt.requeue import queued_again
 from holdfast.errors import RankDied
 from holdfast.journal.endings import Ending
 from holdfast.machine.preemption import Notice, Source
@@ -47,7 +46,7 @@ def accompany() -> None:
         watch_attached(config)
         return
     sources = watch_launcher(os.environ[LAUNCHER_VARIABLE], config.resume.stop_within_s)
-    with queued_again(config):
+    with surrounded(config):
         result = train(config, [CommitLines(), ProgressView()], ONCE, sources=sources, find_ending=find_attached_ending)
     print(result.describe(config.store))
 

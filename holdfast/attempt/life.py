@@ -1,8 +1,9 @@
 """A run's whole life in one process: open the run, train and commit its chunks, stop in time, record the ending."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -13,7 +14,7 @@ from holdfast.attempt.pipeline import Chunk
 from holdfast.checkpoint import Saved
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied
-from holdfast.extending import find_disruption
+from holdfast.extending import call_all, find_disruption
 from holdfast.journal import Journal
 from holdfast.journal.endings import TOLD_BY_A_SIGNAL, Ending, ending_of
 from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
@@ -150,6 +151,21 @@ def live(
     finally:
         if attempt is not None:
             attempt.end(ending)
+
+
+@contextlib.contextmanager
+def surrounded(config: RunConfig) -> Iterator[None]:
+    """Enter what extensions have around an attempt, such as the requeueing of a job.
+
+    Use this context manager on node 0 alone, because other nodes don't know why the attempt ended.
+
+    Raises:
+        ConfigError: an extension can't be imported, or its settings are wrong.
+    """
+    with contextlib.ExitStack() as entered:
+        for _, each in call_all("around", config):
+            entered.enter_context(each)
+        yield
 
 
 def _train(attempt: Attempt, acts: Acts, sources: Sequence[Source]) -> None:

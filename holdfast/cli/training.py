@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.attempt import carry, queued_again, train
+from holdfast.attempt import carry, surrounded, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.config import load_config
 from holdfast.rank.rendezvous import find_node
@@ -43,7 +43,7 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     if find_node(settings.compute):
         carry(settings)
         return
-    with queued_again(settings):
+    with surrounded(settings):
         result = train(settings, [CommitLines(), ProgressView()])
     if json:
         print_json(result.model_dump(mode="json"))

@@ -10,7 +10,10 @@ MOVED = {
     "preemption.drain_file": "resume.drain_file",
     "parity.every": "checkpoint.read_back_every",
     "report.every": "log.report_every_s",
+    "resume.requeue": "extensions.slurm.requeue",
 }
+# The default of each setting that moved into an extension's table. It is left out, because every record has it.
+DEFAULTS = {"resume.requeue": "auto"}
 # The replacement of each setting that was removed.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",
@@ -54,11 +57,8 @@ def read_earlier(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         lines.append(f"{name} is now {MOVED[name]}")
         if name == "chunk.auto":
             value = "auto" if value else None
-        table, _, moved = MOVED[name].partition(".")
-        now = found.get(table, {})
-        # If the new table isn't a mapping, change nothing, because the validation refuses the value.
-        if isinstance(now, Mapping) and now.get(moved) is None:
-            found[table] = {**now, moved: value}
+        if value != DEFAULTS.get(name, ABSENT):
+            _put(found, MOVED[name].split("."), value)
     for name in GONE_VALUES:
         lines += _remove_values(found, name)
     return found, lines
@@ -76,6 +76,18 @@ def _take(fields: dict[str, Any], name: str) -> Any:
     if not fields[table]:
         del fields[table]
     return section[key]
+
+
+def _put(fields: dict[str, Any], names: list[str], value: Any) -> None:
+    """Set a setting, given by its table's name and its own, unless the configuration has it already."""
+    first, *rest = names
+    if not rest:
+        fields[first] = value if fields.get(first) is None else fields[first]
+        return
+    # If a table isn't a mapping, change nothing, because the validation refuses the value.
+    if isinstance(table := fields.get(first, {}), Mapping):
+        fields[first] = {**table}
+        _put(fields[first], rest, value)
 
 
 def _remove_values(fields: dict[str, Any], name: str) -> list[str]:

@@ -448,10 +448,6 @@ class Resume(Section):
     """Public keys: PEM files, or env:NAME. A run refuses every commit that none of these keys has signed."""
     stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
-    requeue: Literal["auto", "off"] = "auto"
-    """auto: in a Slurm job, queue the job again if the run stops early and another attempt may complete it. off: never
-    queue it again. See holdfast docs slurm.
-    """
     drain_file: str | None = Field(default=None, min_length=1)
     """Path of a file that you create when this machine is to be drained: the run then saves in time, and ends. The file
     may contain the number of seconds that are left; an empty file means 0. Holdfast finds preemption notices of AWS,

@@ -29,8 +29,9 @@ from collections.abc import Iterator
 from holdfast.attempt.lineage import JOB
 from holdfast.attempt.supervision import choose_wait_s
 from holdfast.config import RunConfig
-from holdfast.config.slurm import SlurmJob, find_job
+from holdfast.config.slurm import SlurmJob
 from holdfast.errors import HoldfastError, RunStopped, StoreDenied, StoreError
+from holdfast.extensions.slurm.table import Slurm
 from holdfast.journal import Journal
 from holdfast.journal.endings import ending_of
 from holdfast.store import open_store
@@ -47,16 +48,11 @@ REQUEUE_HINT = "; #SBATCH --requeue in the batch file allows it"
 
 
 @contextlib.contextmanager
-def queued_again(config: RunConfig) -> Iterator[None]:
+def queued_again(config: RunConfig, settings: Slurm, job: SlurmJob) -> Iterator[None]:
     """Queue this process's Slurm job again if the block ends before the run is complete, and another attempt may help.
 
-    Use this context manager around an attempt, on node 0 alone, because other nodes don't know why the attempt ended.
-    With ``resume.requeue = "off"`` it only logs that the job isn't queued again. Outside a Slurm job it does nothing.
+    With ``requeue = "off"`` it only logs that the job isn't queued again.
     """
-    job = find_job()
-    if job is None:
-        yield
-        return
     _begin_warning(config)
     journal = Journal(open_store(config.store), config.run)
     before, error = 0, None
@@ -69,7 +65,7 @@ def queued_again(config: RunConfig) -> Iterator[None]:
             error = caught
             raise
         finally:
-            refusal = find_refusal(config, journal, before, job, error)
+            refusal = find_refusal(config, settings, journal, before, job, error)
             if refusal is None:
                 _requeue(job)
             elif refusal:
@@ -106,7 +102,7 @@ def tracks_by_cgroups() -> bool:
 
 
 def find_refusal(
-    config: RunConfig, journal: Journal, before: int, job: SlurmJob, error: BaseException | None
+    config: RunConfig, settings: Slurm, journal: Journal, before: int, job: SlurmJob, error: BaseException | None
 ) -> str | None:
     """Return, for the log, the reason why no further attempt may follow; None if a further attempt may follow.
 
@@ -122,8 +118,8 @@ def find_refusal(
         ended = journal.read_ending(newest) if newest > before else None
         if (ended is None and error is None) or (ended is not None and ended.reason == "completed"):
             return ""
-        if config.resume.requeue == "off":
-            return 'resume.requeue = "off"'
+        if settings.requeue == "off":
+            return 'extensions.slurm.requeue = "off"'
         if isinstance(error, KeyboardInterrupt):
             return "Ctrl-C stopped the run"
         ending = ended.ending if ended else ending_of(error)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.attempt import requeue
+from holdfast.attempt import surrounded
 from holdfast.attempt.lineage import describe_job
-from holdfast.attempt.requeue import find_refusal, queued_again
-from holdfast.config import Compute, RunConfig
+from holdfast.config import Compute, RunConfig, load_config
 from holdfast.config.slurm import SlurmJob
 from holdfast.errors import (
     ConfigError,
@@ -22,6 +21,9 @@ from holdfast.errors import (
     StoreError,
     Superseded,
 )
+from holdfast.extensions.slurm import requeue
+from holdfast.extensions.slurm.requeue import find_refusal
+from holdfast.extensions.slurm.table import Slurm
 from holdfast.journal import Journal
 from holdfast.journal.endings import Ending
 from holdfast.store import open_store
@@ -75,14 +77,14 @@ def make_config(folder: Path, **supervision: int) -> RunConfig:
 def test_a_job_is_queued_again_if_another_attempt_may_help(
     tmp_path: Path, before: int, reasons: list[str], error: BaseException | None, refusal: str | None
 ) -> None:
-    found = find_refusal(make_config(tmp_path), make_journal(tmp_path, *reasons), before, JOB, error)
+    found = find_refusal(make_config(tmp_path), Slurm(), make_journal(tmp_path, *reasons), before, JOB, error)
     assert found == refusal or (refusal and found and refusal in found)
 
 
 def test_lost_machines_have_the_budget_of_supervision(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, "preempted", "preempted")
-    assert find_refusal(make_config(tmp_path, max_preemptions=2), journal, 1, JOB, SystemExit(143)) is None
-    found = find_refusal(make_config(tmp_path, max_preemptions=1), journal, 1, JOB, SystemExit(143))
+    assert find_refusal(make_config(tmp_path, max_preemptions=2), Slurm(), journal, 1, JOB, SystemExit(143)) is None
+    found = find_refusal(make_config(tmp_path, max_preemptions=1), Slurm(), journal, 1, JOB, SystemExit(143))
     assert found
     assert "2 machines were lost, and supervision.max_preemptions is 1" in found
 
@@ -104,7 +106,7 @@ def test_a_job_that_never_begins_is_not_queued_for_ever(
     journal = make_journal(tmp_path, *["preempted"] * 5)
     journal.claim_attempt(6, "test", "host", 1, {}, {"job": began} if began else {}, "")
     journal.end_attempt(6, Ending("preempted"))
-    found = find_refusal(make_config(tmp_path), journal, 6, job, NodesMissing("none"))
+    found = find_refusal(make_config(tmp_path), Slurm(), journal, 6, job, NodesMissing("none"))
     assert found == refusal or (found and refusal and refusal in found)
 
 
@@ -129,7 +131,7 @@ def test_a_store_that_does_not_answer_may_do_so_in_the_next_life(
         raise error
 
     monkeypatch.setattr(journal, "attempts", fail)
-    assert find_refusal(make_config(tmp_path), journal, 0, JOB, error) == refusal
+    assert find_refusal(make_config(tmp_path), Slurm(), journal, 0, JOB, error) == refusal
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def install(folder: Path, name: str, script: str) -> None:
 
 def train_and_stop(folder: Path, **fields: object) -> None:
     config = RunConfig.model_validate({"recipe": "m:f", "run": "r", "store": str(folder), "resume": fields})
-    with contextlib.suppress(HoldfastError, SystemExit), queued_again(config):
+    with contextlib.suppress(HoldfastError, SystemExit), surrounded(config):
         raise SystemExit(143)
 
 
@@ -178,7 +180,16 @@ def test_requeue_off_asks_nothing(slurms: Path, tmp_path: Path, caplog: pytest.L
     caplog.set_level("INFO")
     train_and_stop(tmp_path, requeue="off")
     assert not slurms.exists()
-    assert 'job 7 is not queued again: resume.requeue = "off"' in caplog.text
+    assert 'job 7 is not queued again: extensions.slurm.requeue = "off"' in caplog.text
+
+
+def test_the_setting_of_earlier_versions_is_read_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('recipe = "m:f"\nrun = "a"\nresume.requeue = "off"\n')
+    assert load_config(file).extensions == {"slurm": {"requeue": "off"}}
+    assert caplog.messages == [f"{file}: resume.requeue is now extensions.slurm.requeue"]
+    every_record = {"recipe": "m:f", "run": "a", "resume": {"requeue": "auto"}}
+    assert RunConfig.model_validate(every_record) == RunConfig(recipe="m:f", run="a")
 
 
 @pytest.mark.parametrize("broken", ["squeue", "scontrol"])
@@ -211,7 +222,7 @@ def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
         monkeypatch.setenv("SLURM_CONF", cluster.conf)
         await_equal(requeue.tracks_by_cgroups, tracking == "cgroup")
         caplog.set_level("INFO")
-        with queued_again(config):
+        with surrounded(config):
             await_equal(lambda: any(each.name == "slurm" for each in threading.enumerate()), False)
     lines = [each for each in caplog.messages if "cgroups" in each]
     told = "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too"
