@@ -2,7 +2,6 @@
 
 from holdfast.attempt.ahead import started_ahead
 from holdfast.attempt.attempt import Attempt
-from holdfast.attempt.carrying import carry
 from holdfast.attempt.commits import Proposal, publish_commit
 from holdfast.attempt.life import (
     RETRIES,
@@ -32,7 +31,6 @@ __all__ = [
     "Line",
     "Observer",
     "Proposal",
-    "carry",
     "find_ending",
     "live",
     "opens_again",

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import checkpoint
 from holdfast.attempt.admission import check_machine
@@ -28,6 +28,7 @@ from holdfast.attempt.opening import (
     describe_beginning,
     describe_ready,
     has_other_skips,
+    load_keys,
 )
 from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks, Uncommitted
@@ -51,7 +52,6 @@ from holdfast.errors import (
 )
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending
-from holdfast.journal.signature import TrustedKey, load_signing_key, load_trusted_key
 from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
@@ -60,6 +60,9 @@ from holdfast.machine.gpus import explain_ranks, settle_ranks
 from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed, SavedAside, Shadowed
 from holdfast.store import open_store
+
+if TYPE_CHECKING:
+    from holdfast.journal.signature import TrustedKey
 
 log = logging.getLogger(__name__)
 
@@ -227,8 +230,7 @@ class Attempt:
     def _build(self) -> Known:
         """Start the ranks, and make `line` and `upkeep`. Return the state of the run that the journal records."""
         check_machine(self.ranks.config)
-        signing_key = load_signing_key(self.ranks.given.signing_key) if self.ranks.given.signing_key else None
-        trusted_keys = [load_trusted_key(source) for source in self.ranks.given.resume.trusted_keys]
+        signing_key, trusted_keys = load_keys(self.ranks.given)
         config, skip_records = self._read_skips(trusted_keys)
         if self._takes_all_gpus:
             log.info('compute.ranks = "all" is %d here', config.compute.rank_count)
@@ -253,7 +255,7 @@ class Attempt:
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
 
-    def _read_skips(self, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
+    def _read_skips(self, trusted_keys: Sequence["TrustedKey"]) -> tuple[RunConfig, list[str]]:
         """Add the run's skip list to `config`. Return the configuration, and the names of the list's records."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
         self.config = self.ranks.config = settle_ranks(given)

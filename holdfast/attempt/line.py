@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from holdfast import checkpoint
 from holdfast.attempt.admission import ask_adoption
@@ -37,10 +38,7 @@ from holdfast.journal import (
     record_name,
     signature_name,
 )
-from holdfast.journal.audits import list_unproved
 from holdfast.journal.pins import unpin_left
-from holdfast.journal.signature import SigningKey, TrustedKey
-from holdfast.journal.signing import check_signed, sign_commit
 from holdfast.journal.spikes import QUIET, WINDOW, Spike, find_spikes, keep_watched
 from holdfast.machine.host import read_hosts
 from holdfast.provenance.changes import compare_identities
@@ -58,6 +56,9 @@ ANCESTORS = 8
 ANCESTORS_SEARCHED = 1000
 # The largest number of rehearsals that a commit names; among them is one of each kind, if there was one.
 REHEARSALS = 8
+
+if TYPE_CHECKING:
+    from holdfast.journal.signature import SigningKey, TrustedKey
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +131,8 @@ class Line:
         config_fingerprint: str,
         steps_per_epoch: int,
         *,
-        signing_key: SigningKey | None = None,
-        trusted_keys: Sequence[TrustedKey] = (),
+        signing_key: "SigningKey | None" = None,
+        trusted_keys: Sequence["TrustedKey"] = (),
         commit_adopted: Callable[[Saved], object] | None = None,
         near: Near | None = None,
     ) -> None:
@@ -253,13 +254,19 @@ class Line:
             commit = self._describe(saved, reason)
         # a repeated call publishes the same bytes, with the same time, because the signature covers them
         self._begun = commit
-        envelope = sign_commit(self._signing_key, self.journal.run, commit) if self._signing_key else None
-        commit = self.journal.publish_commit(commit, envelope)
+        commit = self.journal.publish_commit(commit, self._sign(commit))
         for file, name in _list_copies(commit):
             self.journal.publish_copy(name, self.journal.store.read(f"{commit.path}/{file.name}"))
         self._publish_latest(commit, saved.metadata)
         self.head, self.next_number = commit, commit.number + 1
         return commit
+
+    def _sign(self, commit: Commit) -> bytes | None:
+        if self._signing_key is None:
+            return None
+        from holdfast.journal.signing import sign_commit  # not imported by a run that doesn't sign
+
+        return sign_commit(self._signing_key, self.journal.run, commit)
 
     def _describe(self, saved: Saved, reason: str) -> Commit:
         metadata = saved.metadata
@@ -291,10 +298,17 @@ class Line:
             unrehearsed_s=self.verdict.unrehearsed_s + saved.train_s,
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
-            unproved=list_unproved(self.journal, self.verdict.unproved),
+            unproved=self._list_unproved(),
             records=self._list_records(saved),
             origin=metadata.origin,
         )
+
+    def _list_unproved(self) -> list[int]:
+        if not self.verdict.unproved:
+            return []
+        from holdfast.journal.audits import list_unproved  # few commits have an unproved resume
+
+        return list_unproved(self.journal, self.verdict.unproved)
 
     def _find_spikes(self, saved: Saved) -> list[Spike]:
         """Return the spikes in the steps of a checkpoint; none if its trail or a trail before it can't be read."""
@@ -579,6 +593,8 @@ class Line:
             NotTrusted: no trusted key has signed the commit. It isn't quarantined, because the keys may be wrong.
         """
         if self.trusted_keys:
+            from holdfast.journal.signing import check_signed  # not imported by a run without trusted keys
+
             check_signed(self.journal, commit, self.trusted_keys)
 
     def _nothing_verified(self) -> NoVerifiedCheckpoint:

@@ -6,19 +6,20 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from holdfast.attempt.skipping import finish_going_back
 from holdfast.config import RunConfig
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
 from holdfast.journal import Commit, Journal, record_name
 from holdfast.journal.endings import Ending
 from holdfast.journal.records import HELD, RELEASED
-from holdfast.journal.signature import TrustedKey
-from holdfast.journal.skips import SKIPS, read_skips
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import is_running
 from holdfast.rank.messages import Ready
 from holdfast.terminal import counted
+
+if TYPE_CHECKING:
+    from holdfast.journal.signature import SigningKey, TrustedKey
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,24 @@ def _skip_holds(journal: Journal, number: int) -> int:
     return number
 
 
-def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[TrustedKey]) -> tuple[RunConfig, list[str]]:
+def load_keys(config: RunConfig) -> tuple["SigningKey | None", list["TrustedKey"]]:
+    """Return the key that signs a run's commits, and the keys of which one has to have signed the commits so far.
+
+    Raises:
+        ConfigError: a key can't be loaded.
+    """
+    if not (config.signing_key or config.resume.trusted_keys):
+        return None, []
+    # imported late, because few runs sign, and the library takes a fifth of a second to load
+    from holdfast.journal.signature import load_signing_key, load_trusted_key
+
+    signing_key = load_signing_key(config.signing_key) if config.signing_key else None
+    return signing_key, [load_trusted_key(source) for source in config.resume.trusted_keys]
+
+
+def apply_skips(
+    journal: Journal, given: RunConfig, trusted_keys: Sequence["TrustedKey"]
+) -> tuple[RunConfig, list[str]]:
     """Add the run's skip list to a configuration.
 
     If the run still has commits that trained the skipped steps, because a kill has prevented their quarantine,
@@ -149,9 +167,14 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
         RecordDamaged, NotTrusted: the list can't be read, or none of the keys has signed it.
         NoVerifiedCheckpoint: no checkpoint before the skipped steps verifies.
     """
-    record = read_skips(journal, trusted_keys)
-    if record is None:
+    if not journal.numbers("skips"):
         return given, []
+    # imported late, because few runs have a skip list
+    from holdfast.attempt.skipping import finish_going_back
+    from holdfast.journal.skips import read_skips
+
+    record = read_skips(journal, trusted_keys)
+    assert record is not None
     if quarantined := finish_going_back(journal, record):
         numbers = ", ".join(map(str, quarantined))
         log.warning("skip list %d: commits that no longer count: %s", record.number, numbers)
@@ -160,8 +183,8 @@ def apply_skips(journal: Journal, given: RunConfig, trusted_keys: Sequence[Trust
 
 def has_other_skips(journal: Journal, names: Sequence[str]) -> bool:
     """Return whether a run has a different skip list than the list with these names of records; see `apply_skips`."""
-    number = max(journal.numbers(SKIPS), default=0)
-    return number > 0 and record_name(SKIPS, number) not in names
+    number = max(journal.numbers("skips"), default=0)
+    return number > 0 and record_name("skips", number) not in names
 
 
 def await_completed(journal: Journal, number: int) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast import checkpoint
 from holdfast.attempt.going_back import find_verified_before, take_back
@@ -10,8 +11,10 @@ from holdfast.config.steps import Steps
 from holdfast.errors import NameTaken, NoVerifiedCheckpoint, RecordDamaged, WrongUse
 from holdfast.journal import Commit, Journal, record_name, signature_name
 from holdfast.journal.pins import unpin_before
-from holdfast.journal.signature import SigningKey
 from holdfast.journal.skips import SKIPS, SkipRecord, read_skips, sign_skips, write_skips
+
+if TYPE_CHECKING:
+    from holdfast.journal.signature import SigningKey
 
 ELSE = "a run of a different name can skip steps from its beginning: --set run=... --set 'skip=\"{steps}\"'"
 
@@ -32,7 +35,7 @@ class SkipResult:
 
 
 def skip_steps(
-    journal: Journal, steps: Steps, key: SigningKey | None = None, *, is_off: bool = False, reason: str = ""
+    journal: Journal, steps: Steps, key: "SigningKey | None" = None, *, is_off: bool = False, reason: str = ""
 ) -> SkipResult:
     """Write a skip list, and go back to the newest verified commit before the first step that the new list changes.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from holdfast.attempt import carry, surrounded, train
+from holdfast.attempt import surrounded, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.config import load_config
 from holdfast.rank.rendezvous import find_node
@@ -41,6 +41,8 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
             settings.where,
         )
     if find_node(settings.compute):
+        from holdfast.attempt.carrying import carry  # few runs have several nodes
+
         carry(settings)
         return
     with surrounded(settings):

@@ -7,7 +7,7 @@ each commit names the skip list that was in force during its training.
 import contextlib
 import getpass
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -15,8 +15,10 @@ from holdfast.config.steps import Steps
 from holdfast.errors import NameMissing, NameTaken, NotTrusted, RecordDamaged
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import MAX_RECORD_BYTES, Record, Time, now, record_name
-from holdfast.journal.signature import MAX_ENVELOPE_BYTES, SigningKey, TrustedKey, verify_signature
 from holdfast.machine.host import name_host
+
+if TYPE_CHECKING:
+    from holdfast.journal.signature import SigningKey, TrustedKey
 
 SKIPS = "skips"
 
@@ -51,7 +53,7 @@ def sign_name(number: int) -> str:
     return f"signatures/skip-{number:08d}.json"
 
 
-def read_skips(journal: Journal, keys: Sequence[TrustedKey] = ()) -> SkipRecord | None:
+def read_skips(journal: Journal, keys: Sequence["TrustedKey"] = ()) -> SkipRecord | None:
     """Return the skip list in force; None if the run never had one.
 
     Args:
@@ -74,7 +76,7 @@ def list_skips(journal: Journal) -> list[SkipRecord]:
     return found
 
 
-def read_skip(journal: Journal, number: int, keys: Sequence[TrustedKey] = ()) -> SkipRecord:
+def read_skip(journal: Journal, number: int, keys: Sequence["TrustedKey"] = ()) -> SkipRecord:
     """Return the skip list of this number; see `read_skips`."""
     name = record_name(SKIPS, number)
     data = journal.store.read(name, 0, MAX_RECORD_BYTES + 1)
@@ -90,7 +92,7 @@ def read_skip(journal: Journal, number: int, keys: Sequence[TrustedKey] = ()) ->
     return record
 
 
-def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: Sequence[TrustedKey]) -> None:
+def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: Sequence["TrustedKey"]) -> None:
     """Check that one of the keys signed a skip list.
 
     Args:
@@ -99,6 +101,8 @@ def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: S
     Raises:
         NotTrusted: no trusted key signed the list, or the record was changed.
     """
+    from holdfast.journal.signature import MAX_ENVELOPE_BYTES, verify_signature  # few lists are signed
+
     name, signature = record.names
     try:
         envelope = journal.store.read(signature, 0, MAX_ENVELOPE_BYTES + 1)
@@ -112,7 +116,7 @@ def check_skip_signed(journal: Journal, record: SkipRecord, data: bytes, keys: S
 
 
 def write_skips(
-    journal: Journal, number: int, skip: Steps, changed: Steps, first_commit: int, key: SigningKey | None = None, *,
+    journal: Journal, number: int, skip: Steps, changed: Steps, first_commit: int, key: "SigningKey | None" = None, *,
     is_off: bool = False, reason: str = "",
 ) -> SkipRecord:  # fmt: skip
     """Write a skip list, first its signature and then its record. Return the record.
@@ -143,7 +147,7 @@ def write_skips(
     return record
 
 
-def sign_skips(journal: Journal, record: SkipRecord, key: SigningKey) -> None:
+def sign_skips(journal: Journal, record: SkipRecord, key: "SigningKey") -> None:
     """Sign a skip list that has no signature, or a different key's signature."""
     name, signature = record.names
     journal.store.replace(signature, key.sign(journal.run, name, journal.store.read(name), {}))

@@ -22,7 +22,7 @@ from holdfast.errors import (
     Superseded,
 )
 from holdfast.journal import Commit, Journal, Pruned, PruneEntry, PruneReport, now, read_record, record_name
-from holdfast.journal.chains import find_certified
+from holdfast.journal.audits import list_audits
 from holdfast.journal.finding import rank_by_metric
 from holdfast.journal.snapshots import find_other_run, find_other_settings
 from holdfast.terminal import counted
@@ -261,8 +261,11 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
-    if certified := find_certified(journal, live):
-        protected.setdefault(certified[0].number, "the newest certified commit")
+    if audits := list_audits(journal):
+        from holdfast.journal.chains import find_certified  # few runs are audited
+
+        if certified := find_certified(journal, live, audits):
+            protected.setdefault(certified[0].number, "the newest certified commit")
     for commit in live:
         is_verified = commit.number == verified
         damaged = [] if is_verified else checkpoint.verify(journal.store, commit, is_urgent=False)

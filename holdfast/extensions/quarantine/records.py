@@ -8,6 +8,7 @@ decides. No run can be named ``_machines``, because a run's name begins with a l
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pydantic import Field
@@ -15,8 +16,10 @@ from pydantic import Field
 from holdfast.errors import NameMissing, NameTaken, RecordDamaged, StoreDenied, Unreadable, WrongUse
 from holdfast.journal.names import sort_names
 from holdfast.journal.records import Record, Time, now, read_record, record_name, seconds_of
-from holdfast.journal.verdict import AuditVerdict
 from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.journal.verdict import AuditVerdict
 
 MACHINES = "_machines"
 
@@ -73,7 +76,7 @@ def _read_doubted(store: Store, folder: str, at: str) -> Iterator[MachineRecord]
             return
 
 
-def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> MachineRecord | None:
+def quarantine_machine(store: Store, run: str, verdict: "AuditVerdict") -> MachineRecord | None:
     """Quarantine the machine that a verdict names. Return the new record; None if nothing has to be recorded.
 
     Nothing has to be recorded if the machine is in quarantine with these GPUs, or if it was released and hasn't
@@ -97,7 +100,7 @@ def quarantine_machine(store: Store, run: str, verdict: AuditVerdict) -> Machine
     )  # fmt: skip
 
 
-def read_release(store: Store, verdict: AuditVerdict) -> str:
+def read_release(store: Store, verdict: "AuditVerdict") -> str:
     """Return the time at which a person released a verdict's machine from quarantine.
 
     Return an empty text if nobody has, or if the machine has computed wrongly since then.
@@ -105,7 +108,7 @@ def read_release(store: Store, verdict: AuditVerdict) -> str:
     return find_release(_read_records(store, quote(verdict.host, safe="")), verdict)
 
 
-def find_release(records: Sequence[MachineRecord], verdict: AuditVerdict) -> str:
+def find_release(records: Sequence[MachineRecord], verdict: "AuditVerdict") -> str:
     """Return from the machine's records what `read_release` reads from the store."""
     released = [each.created_at for each in records if not each.is_quarantined and each.created_at >= verdict.at]
     return released[0] if released and verdict.at else ""

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.checkpoint import SHOWN, Metadata, read_metadata
 from holdfast.checkpoint.shown import Shown, read_shown
@@ -29,12 +29,12 @@ from holdfast.journal import (
     read_record,
     record_name,
 )
-from holdfast.journal.answers import describe_answered, describe_unanswered
-from holdfast.journal.audits import list_audits
-from holdfast.journal.chains import describe_chain, list_certified, read_newest_verdict
+from holdfast.journal.audits import Audits, list_audits
 from holdfast.journal.links import broken_links
-from holdfast.journal.skips import SKIPS, SkipRecord
-from holdfast.journal.verdict import AuditVerdict
+
+if TYPE_CHECKING:
+    from holdfast.journal.skips import SkipRecord
+    from holdfast.journal.verdict import AuditVerdict
 
 # The number of concurrent requests: each request to a remote store may take long.
 READERS = 32
@@ -87,12 +87,12 @@ class History:
     metadata: dict[int, Metadata]
     sketch: Sketch
     shown: list[Shown] = field(default_factory=list)
-    verdict: AuditVerdict | None = None
+    verdict: "AuditVerdict | None" = None
     certified: dict[int, str] = field(default_factory=dict)
     unanswered: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
     chain: str = ""
-    skips: dict[int, SkipRecord] = field(default_factory=dict)
+    skips: dict[int, "SkipRecord"] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -148,7 +148,7 @@ class Gatherer:
             attempts = self._read_all(pool, AttemptRecord, "attempts")
             endings = self._read_all(pool, EndingRecord, "endings")
             quarantined = self._read_all(pool, Quarantine, "quarantine")
-            skips = self._read_all(pool, SkipRecord, SKIPS)
+            skips = self._read_skips(pool)
             deleted, pinned = frozenset(journal.numbers("pruned")), frozenset(journal.numbers("pins"))
             commits = self._read_all(pool, Commit, "commits")
             counting = sorted(commits.keys() - quarantined.keys() - deleted)
@@ -174,13 +174,31 @@ class Gatherer:
             sketch=self._sketch,
             shown=shown,
             skips=skips,
-            verdict=read_newest_verdict(journal, audits),
-            certified=list_certified(journal, commits, audits),
-            unanswered=describe_unanswered(journal, audits),
-            answered=describe_answered(journal, audits),
-            chain=describe_chain(journal, audits),
             problems=self._list_problems(record, commits),
+            **self._judge(commits, audits) if audits else {},
         )
+
+    def _judge(self, commits: dict[int, Commit], audits: Audits) -> dict[str, Any]:
+        """Return the fields of a `History` that audits decide."""
+        # imported late, because few runs are audited
+        from holdfast.journal.answers import describe_answered, describe_unanswered
+        from holdfast.journal.chains import describe_chain, list_certified, read_newest_verdict
+
+        journal = self._journal
+        return {
+            "verdict": read_newest_verdict(journal, audits),
+            "certified": list_certified(journal, commits, audits),
+            "unanswered": describe_unanswered(journal, audits),
+            "answered": describe_answered(journal, audits),
+            "chain": describe_chain(journal, audits),
+        }
+
+    def _read_skips(self, pool: Executor) -> dict[int, "SkipRecord"]:
+        if not self._journal.numbers("skips"):
+            return {}
+        from holdfast.journal.skips import SKIPS, SkipRecord  # few runs skip steps
+
+        return self._read_all(pool, SkipRecord, SKIPS)
 
     def _read_run(self) -> RunRecord | None:
         try:
