@@ -21,8 +21,8 @@ from holdfast.machine.processes import MARK_VARIABLE, RANK_MODULE
 from holdfast.rank.door import DOOR_VARIABLE, Answer, knock, make_door, name_door
 from holdfast.rank.launcher_signals import BESIDE_VARIABLE, END_VARIABLE
 from holdfast.rank.launchers import DOCS, Slot, find_slot
-from holdfast.rank.process import make_environment
-from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.rank.process import NODE_VARIABLE
+from holdfast.rank.spawn import make_environment
 from holdfast.store.modules import python_command
 from holdfast.terminal import counted
 from holdfast.terminal.command import complain

@@ -23,8 +23,7 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.attached import AttachedRanks
 from holdfast.rank.door import DOOR_VARIABLE, Door
 from holdfast.rank.launcher_signals import STOPPED_EARLY
-from holdfast.rank.process import read_environment
-from holdfast.rank.rendezvous import find_node
+from holdfast.rank.process import find_node, read_environment
 from holdfast.terminal import interrupt
 from holdfast.terminal.command import run_app
 

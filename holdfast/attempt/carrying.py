@@ -14,7 +14,8 @@ from holdfast.machine.gpus import check_gpus, settle_ranks
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.rank.launching import Ranks, choose_ranks
 from holdfast.rank.messages import Ready
-from holdfast.rank.rendezvous import describe_node_wait, find_node
+from holdfast.rank.process import find_node
+from holdfast.rank.rendezvous import describe_node_wait
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 

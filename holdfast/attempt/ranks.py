@@ -33,7 +33,8 @@ from holdfast.provenance.imports import find_file
 from holdfast.provenance.sources import hash_sources
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Restored
-from holdfast.rank.rendezvous import describe_node_wait, find_node
+from holdfast.rank.process import find_node
+from holdfast.rank.rendezvous import describe_node_wait
 from holdfast.recipe.function import split_recipe
 from holdfast.recipe.probe import Gate
 from holdfast.terminal import counted

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from holdfast.attempt import surrounded, train
 from holdfast.attempt.progress import CommitLines, ProgressView, log_plain_lines
 from holdfast.config import load_config
-from holdfast.rank.rendezvous import find_node
+from holdfast.rank.process import find_node
 from holdfast.terminal import stamp
 from holdfast.terminal.options import Json, Set, print_json
 

@@ -10,7 +10,7 @@ from torch.distributed import DistError
 from holdfast.errors import HoldfastError, OutOfMemory, RankDied, RecipeBroken, RecipeError, RecipeFailed
 from holdfast.provenance.location import describe_error, find_hint
 from holdfast.provenance.ownership import is_own
-from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.rank.process import NODE_VARIABLE
 from holdfast.training import Training
 
 # torch raises a RuntimeError with this text if the CPU's memory runs out.

@@ -68,8 +68,8 @@ from holdfast.rank.messages import (
     decode_event,
     encode_message,
 )
-from holdfast.rank.process import Spawn, make_command, make_environment, start_process
 from holdfast.rank.rendezvous import explain_end
+from holdfast.rank.spawn import Spawn, make_command, make_environment, start_process
 from holdfast.recipe.probe import Gate
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from holdfast.machine.processes import is_running
 from holdfast.rank.alive import NodeWatch
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Failed, decode_event, encode_message
-from holdfast.rank.rendezvous import find_node, split_address
+from holdfast.rank.process import find_node, split_address
 
 FIRST, CAUSE = "holdfast/first", "holdfast/cause"
 STORE_WITHIN_S = 60.0

@@ -1,124 +1,43 @@
-"""The process of a single rank, or of the launcher (torchrun or Ray) of several: its command, environment and start."""
+"""What a rank's process gets from its attempt: the configuration, the commit to restore, and the number of its node."""
 
-import importlib.util
 import os
-import subprocess
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import IO, BinaryIO, Protocol, cast
+from collections.abc import Mapping
 
-from holdfast.config import RunConfig
+from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.machine import determinism
-from holdfast.machine.processes import MEETING_VARIABLE, RANK_MODULE
-from holdfast.rank import rendezvous
-from holdfast.rank.local import make_local_command
-from holdfast.store.modules import python_command, spell_module_path
-from holdfast.terminal.distribution import spell_install
 
 CONFIG_VARIABLE = "HOLDFAST_CONFIG"
 # The environment variable with the number of the commit that the attempt will probably restore; 0 for no commit.
 COMMIT_VARIABLE = "HOLDFAST_COMMIT"
-# The module that starts the ranks of an attempt on a Ray cluster.
-RAY_MODULE = "holdfast.rank.ray"
-# The environment variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. In a pod, a training
-# operator sets them, too. A rank must not inherit them, because it would wait for processes that don't exist, or train
-# in another precision.
-LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_*",
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "PET_*", "ACCELERATE_*", "FSDP_*", "FORK_LAUNCHED", "PMI_*",
-    "PMIX_*", "MPI_LOCAL*", "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_*", MEETING_VARIABLE,
-)  # fmt: skip
+NODE_VARIABLE = "HOLDFAST_NODE"
+# The environment variables that may contain this node's number. A person, Slurm's srun or an indexed Kubernetes Job
+# sets them.
+NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
-class Process(Protocol):
-    """The part of the interface of `subprocess.Popen` that `Ranks` uses, with two text pipes."""
-
-    stdin: IO[str]
-    stdout: IO[str]
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-
-class Spawn(Protocol):
-    """A function that starts a process in a new session, with text pipes as standard input and output.
-
-    Args:
-        command: the program and its arguments.
-        environment: all environment variables of the process.
-        log: the open file for the process's standard error.
-    """
-
-    def __call__(self, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process: ...
-
-
-def start_process(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
-    """Start a process; see `Spawn`."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        encoding="utf-8",
-        bufsize=1,
-        start_new_session=True,
-    )
-    return cast(Process, process)  # Popen's type allows None for the pipes, but here they are set
-
-
-def make_command(config: RunConfig) -> list[str]:
-    """Return the command that starts the ranks: one rank directly, several through `holdfast.rank.local`.
-
-    torchrun starts the ranks of several nodes, or Ray does.
+def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
+    """Return this node's number, counted from 0. Node 0 runs the attempt; all other nodes only run ranks.
 
     Raises:
-        ConfigError, NodesMissing: several nodes can't connect; see `holdfast.rank.rendezvous`.
-        ConfigError: Ray isn't installed.
+        ConfigError: there are several nodes, and no environment variable contains this node's number.
     """
-    if config.compute.has_ray:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError('compute.launcher = "ray": Ray is not installed', hint=spell_install("ray"))
-        return python_command("-m", RAY_MODULE)
-    rank = python_command("-m", RANK_MODULE)
-    if not config.compute.has_several:
-        return rank
-    if not config.compute.has_nodes:
-        return make_local_command(config.compute.rank_count, rendezvous.choose_kill_s(config), rank)
-    meeting = rendezvous.make_torchrun_arguments(config)
-    torchrun = python_command("-m", "torch.distributed.run", *meeting, "--no-python")
-    return [*torchrun, f"--nproc-per-node={config.compute.rank_count}", *rank]
+    if not compute.has_nodes:
+        return 0
+    for name in NODE_VARIABLES:
+        if number := environ.get(name, ""):
+            if not number.isdecimal():
+                raise ConfigError(f"{name} = {number!r}: expected the number of this node, from 0")
+            return int(number)
+    raise ConfigError(
+        f"compute.nodes = {compute.nodes}: this node's number is not known",
+        hint=f"start with srun or as an indexed Job, or set {NODE_VARIABLE}=0 on one node, 1 on the next, and so on",
+    )
 
 
-def is_launchers(name: str) -> bool:
-    """Return whether a launcher sets the environment variable of this name for its processes."""
-    return any(fnmatchcase(name, pattern) for pattern in LAUNCHER_VARIABLES)
-
-
-def make_environment(config: RunConfig, commit: int) -> dict[str, str]:
-    """Return the environment variables of the ranks' processes.
-
-    Args:
-        commit: the number of the commit that the attempt will probably restore; 0 for none.
-    """
-    kept = {name: value for name, value in os.environ.items() if not is_launchers(name)}
-    return {
-        **determinism.choose_collectives(config.determinism),
-        **determinism.choose_spins(os.environ),
-        **kept,
-        **determinism.preamble(config.determinism),
-        **rendezvous.make_variables(config.compute),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
-        "PYTHONUTF8": "1",  # so that a recipe's open() decodes text equally on every machine, whatever the locale
-        "PYTHONPATH": spell_module_path(),
-        CONFIG_VARIABLE: config.model_dump_json(),
-        COMMIT_VARIABLE: str(commit),
-    }
+def split_address(compute: Compute) -> tuple[str, int]:
+    """Return the host and the port of the rendezvous."""
+    host, _, port = (compute.rendezvous or "").rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def read_environment() -> tuple[RunConfig, int]:

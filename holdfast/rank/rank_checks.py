@@ -6,7 +6,6 @@ from typing import Any
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift
 from holdfast.provenance.changes import Change, compare_identities, format_value
-from holdfast.provenance.drift import SHOWN_CHANGES, is_harmless
 from holdfast.provenance.fingerprint import ABSENT
 from holdfast.provenance.recorded import VERSIONS, compare_records
 from holdfast.rank.claim import find_attempt, find_problem, not_shared
@@ -48,6 +47,8 @@ def check_same_training(training: Training, environment: dict[str, Any]) -> None
 
 def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
     """Raise ConfigDrift if two nodes have different settings, code or versions that would make training different."""
+    from holdfast.provenance.drift import SHOWN_CHANGES, is_harmless  # few runs have several nodes
+
     there, here = first.environment, second.environment
     versions = [
         Change(name=name, kind="package", saved=there.get(name, ABSENT), current=here.get(name, ABSENT))

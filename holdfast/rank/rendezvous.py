@@ -11,18 +11,14 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Mapping
 from ipaddress import ip_address
 
 from holdfast.config import Compute, RunConfig
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError, HoldfastError, NodesMissing
+from holdfast.rank.process import NODE_VARIABLE, find_node, split_address
 from holdfast.terminal import counted, spell_s
 
-NODE_VARIABLE = "HOLDFAST_NODE"
-# The environment variables that may contain this node's number. A person, Slurm's srun or an indexed Kubernetes Job
-# sets them.
-NODE_VARIABLES = (NODE_VARIABLE, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
 # The environment variables with the network interface for gloo and for NCCL. By default gloo binds the address of the
 # machine's host name, which other machines often can't reach; and NCCL takes the first interface of a list of its own,
@@ -35,31 +31,6 @@ KILLS_AFTER_S = 30  # torchrun's default: how long a rank that was told to end m
 READ_WITHIN_S = 60  # torchrun's default timeout for one answer of the rendezvous, and for the first connection
 # The exceptions of torchrun to look for in the ranks' log.
 PORT_TAKEN, TOO_FEW, NOT_REACHED = "EADDRINUSE", "RendezvousTimeoutError", "RendezvousConnectionError"
-
-
-def find_node(compute: Compute, environ: Mapping[str, str] = os.environ) -> int:
-    """Return this node's number, counted from 0. Node 0 runs the attempt; all other nodes only run ranks.
-
-    Raises:
-        ConfigError: there are several nodes, and no environment variable contains this node's number.
-    """
-    if not compute.has_nodes:
-        return 0
-    for name in NODE_VARIABLES:
-        if number := environ.get(name, ""):
-            if not number.isdecimal():
-                raise ConfigError(f"{name} = {number!r}: expected the number of this node, from 0")
-            return int(number)
-    raise ConfigError(
-        f"compute.nodes = {compute.nodes}: this node's number is not known",
-        hint=f"start with srun or as an indexed Job, or set {NODE_VARIABLE}=0 on one node, 1 on the next, and so on",
-    )
-
-
-def split_address(compute: Compute) -> tuple[str, int]:
-    """Return the host and the port of the rendezvous."""
-    host, _, port = (compute.rendezvous or "").rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def find_address(compute: Compute) -> str:

@@ -152,7 +152,7 @@ class _Killed(Exception):
 
 
 class _Process:
-    """A rank that runs in a thread, with the interface of `holdfast.rank.process.Process`."""
+    """A rank that runs in a thread, with the interface of `holdfast.rank.spawn.Process`."""
 
     pid = NOBODY
 

@@ -10,7 +10,7 @@ from holdfast.config import RunConfig, load_config
 from holdfast.errors import Damage, RunStopped, WrongUse
 from holdfast.extensions.report.observer import STOPPED_WITHIN_S as REPORT_WITHIN_S
 from holdfast.extensions.sinks.observer import STOPPED_WITHIN_S as SINKS_WITHIN_S
-from holdfast.rank.rendezvous import find_node, split_address
+from holdfast.rank.process import find_node, split_address
 from tests.conftest import ROOT
 from tests.support.cluster import Object
 from tests.support.kubernetes_jobs import FOLDER, read_manifests

@@ -36,7 +36,7 @@ from holdfast.proof.prove import prove
 from holdfast.rank import serving
 from holdfast.rank.launching import Ranks
 from holdfast.rank.local import LOCAL_MODULE, list_variables, open_meeting
-from holdfast.rank.process import start_process
+from holdfast.rank.spawn import start_process
 from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
 from tests.support.device import ON_GPUS
@@ -55,7 +55,7 @@ due.SHORT_S = 1e12
 
 
 class Rank:
-    """A rank as a process that is forked from this one; it has the interface of `holdfast.rank.process.Process`.
+    """A rank as a process that is forked from this one; it has the interface of `holdfast.rank.spawn.Process`.
 
     Several ranks are forked from that process in turn.
     """

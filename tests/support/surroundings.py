@@ -13,7 +13,7 @@ import tempfile
 import psutil
 from hypothesis import HealthCheck, settings
 
-from holdfast.rank.process import is_launchers
+from holdfast.rank.spawn import is_launchers
 
 HIDDEN = ("COLORTERM", "FORCE_COLOR", "NO_COLOR", "STORAGE_EMULATOR_HOST", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 HIDDEN_PREFIXES = (

@@ -14,7 +14,7 @@ from holdfast.config import RunConfig
 from holdfast.extensions.sinks.classes import check_usable
 from holdfast.extensions.sinks.orders import CONFIG_VARIABLE, SinkOrder
 from holdfast.journal import Commit
-from holdfast.rank.process import Process, start_process
+from holdfast.rank.spawn import Process, start_process
 from holdfast.store.modules import python_command
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from holdfast.machine.gpus import check_gpus
 from holdfast.rank.claim import find_problem
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Failed, decode_order, encode_message
-from holdfast.rank.rendezvous import NODE_VARIABLE
+from holdfast.rank.process import NODE_VARIABLE
 
 # The longest wait for events. It is longer than `LOOK_EVERY_S`, so that the watch checks the ranks' heartbeats during
 # each wait.

@@ -42,7 +42,7 @@ from holdfast.ledger.standing import Outcome
 from holdfast.machine.preemption import Notice
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Progress
-from holdfast.rank.process import start_process
+from holdfast.rank.spawn import start_process
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 from tests.support.lives import Lives, ranks_of

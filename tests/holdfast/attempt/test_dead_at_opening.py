@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError, NoProgress, OutOfMemory, RankDied, Re
 from holdfast.journal import Commit, Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.rank.launching import Ranks
-from holdfast.rank.process import start_process
+from holdfast.rank.spawn import start_process
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from tests.conftest import Engine
