@@ -31,11 +31,6 @@ COMMANDS = (
         "Restore a checkpoint as training does, through the gate, and evaluate it.",
     ),
     Command(
-        "explain",
-        "holdfast.cli.proving:explain_command",
-        "Train a step again and say why its loss has jumped: the machine, the data, or an update that was too large.",
-    ),
-    Command(
         "export",
         "holdfast.cli.keeping:export_weights",
         "Write a checkpoint's weights, verified, for other tools. Equal weights give equal files, on every machine.",

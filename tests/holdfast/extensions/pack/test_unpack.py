@@ -18,7 +18,6 @@ from holdfast.journal.signature import generate_key, load_signing_key, load_trus
 from holdfast.journal.trainers import list_trainers, read_machines
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.audit import audit_commit, choose_span, list_replayable
-from holdfast.proof.explanation import explain_step
 from holdfast.store.local import LocalStore
 from tests.support.makers import SETTINGS, STEPS_PER_EPOCH, make_line, resume, save_next, train
 from tests.support.packing import contents, members, packed, unpacked
@@ -184,9 +183,7 @@ def test_an_audit_of_an_unpacked_run_begins_with_its_first_commit(made: Path, st
 def test_what_an_unpacked_run_has_not_trained_is_refused_by_name(made: Path, store: LocalStore) -> None:
     there = unpacked(packed(Journal(LocalStore(str(made)), "run"), 3), store)
     given = there.read_commit(3)
-    for call in (
-        lambda: audit_commit(there, given), lambda: audit_commit(there, given, 0), lambda: explain_step(there, 5),
-    ):  # fmt: skip
+    for call in (lambda: audit_commit(there, given), lambda: audit_commit(there, given, 0)):
         with pytest.raises(WrongUse, match="was not trained here: it was unpacked from another run's checkpoint"):
             call()
 

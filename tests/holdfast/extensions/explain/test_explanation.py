@@ -12,12 +12,14 @@ from holdfast.cli.app import app
 from holdfast.config import DEFAULT_SEED, ChunkLength, Compute, Log, Retention, RunConfig
 from holdfast.data import Order
 from holdfast.errors import WrongUse
-from holdfast.journal import Journal
+from holdfast.extensions.explain.explanation import Explanation, explain_step
+from holdfast.journal import Journal, Origin
 from holdfast.journal.spikes import UsualLoss, make_usual
-from holdfast.proof.explanation import Explanation, explain_step
 from holdfast.recipe.trust import Trust
 from holdfast.store import open_store
+from holdfast.store.local import LocalStore
 from tests.conftest import IS_SOAK
+from tests.support.makers import make_line, save_next
 from tests.support.spiking import BATCH, POISONED, SAMPLES, SPIKE_STEP
 
 STEP = 20
@@ -68,10 +70,11 @@ def test_equal_losses_have_a_least_deviation() -> None:
     assert make_usual([1.0, 2.0]) is None
 
 
-def train(folder: Path, recipe: str, settings: dict[str, Any], **fields: Any) -> tuple[Journal, Trust]:
+def train(folder: Path, recipe: str, settings: dict[str, Any], skip: str = "", **fields: Any) -> tuple[Journal, Trust]:
     config = RunConfig(
         recipe=recipe, run="r", store=str(folder / "runs"), epochs=5, chunk=ChunkLength(steps=10), settings=settings,
-        retention=Retention(keep_last=9), compute=Compute(device="cpu", **fields), log=Log(folder=str(folder / "logs")),
+        retention=Retention(keep_last=9), skip=skip, compute=Compute(device="cpu", **fields),
+        log=Log(folder=str(folder / "logs")),
     )  # fmt: skip
     assert live(config).complete
     return Journal(open_store(config.store), "r"), Trust(config=config)
@@ -83,6 +86,14 @@ def find_poisoned_step(journal: Journal) -> int:
     assert newest is not None
     order = Order(SAMPLES, BATCH, 1, DEFAULT_SEED)
     return max(step for step in range(1, newest.step + 1) if POISONED in order.step_indices(step - 1))
+
+
+def test_a_step_that_this_run_has_not_trained_is_refused(tmp_path: Path) -> None:
+    line = make_line(LocalStore(str(tmp_path)))
+    origin = Origin(form="torch", source="model.pt", sha256="0" * 64, step=10, lacks=[])
+    line.commit(save_next(line, origin=origin), "imported")
+    with pytest.raises(WrongUse, match="step 3 of run 'run' was not trained here: it was imported from "):
+        explain_step(line.journal, 3)
 
 
 @pytest.mark.slow
@@ -131,7 +142,9 @@ class TestWithRanks:
         assert found.notes == ["no losses of single samples: the program has no loss function that takes a batch"]
 
     def test_steps_that_cannot_be_explained(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        journal, trust = train(tmp_path, "tests.support.spiking:spike", {"cause": ""})
+        journal, trust = train(tmp_path, "tests.support.spiking:spike", {"cause": ""}, skip="7")
+        with pytest.raises(WrongUse, match="step 7 of run 'r' was skipped"):
+            explain_step(journal, 7, trust=trust)
         for step in (0, 41):
             with pytest.raises(
                 WrongUse, match=f"step {step} of run 'r' is not committed: its newest commit has step 40"
