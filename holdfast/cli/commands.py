@@ -57,12 +57,6 @@ COMMANDS = (
         "Keep a checkpoint, regardless of retention.",
     ),
     Command(
-        "plan",
-        "holdfast.cli.planning:plan",
-        'Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training '
-        "uses that length.",
-    ),
-    Command(
         "prove",
         "holdfast.cli.proving:prove_command",
         "Train a run's first steps twice, straight and killed, and compare the bytes. Keep neither run.",

@@ -15,8 +15,8 @@ from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.extending import find_view
 from holdfast.journal import AttemptRecord, Journal
+from holdfast.journal.configs import read_config
 from holdfast.journal.finding import open_journal
-from holdfast.ledger.plan import read_config
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
 from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries, judge_records
 from holdfast.machine.gpus import read_report

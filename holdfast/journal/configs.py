@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.config import RunConfig
 from holdfast.errors import RecordDamaged, WrongUse
+from holdfast.journal.journal import Journal
 from holdfast.journal.records import ConfigRecord
 from holdfast.provenance.fingerprint import ABSENT, diff, fingerprint
 
@@ -92,3 +93,12 @@ def _is_converted(identity: object, given: object) -> bool:
         return bool(TypeAdapter(type(identity)).validate_python(given) == identity)
     except ValidationError:
         return False
+
+
+def read_config(journal: Journal) -> RunConfig | None:
+    """Return the settings that a run was last trained with; None if this version can't read them."""
+    snapshot = journal.read_snapshot()
+    try:
+        return RunConfig.model_validate(snapshot.config) if snapshot else None
+    except ValidationError:  # a version of Holdfast with different settings wrote the snapshot
+        return None

@@ -17,10 +17,10 @@ from holdfast.errors import Damage, NameMissing, RecordDamaged, RunGone, StoreDe
 from holdfast.extensions.watch.seen import Seen
 from holdfast.journal import AttemptRecord, Commit, Journal, record_name, seconds_of
 from holdfast.journal.answers import describe_unanswered
+from holdfast.journal.configs import read_config
 from holdfast.journal.reading import read_all
 from holdfast.journal.runs import choose_runs, find_runs
 from holdfast.ledger.goodput import Ledger, make_ledger
-from holdfast.ledger.plan import read_config
 from holdfast.store import Store
 
 RECENT_COMMITS = 12

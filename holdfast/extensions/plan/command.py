@@ -5,19 +5,19 @@ from dataclasses import asdict
 
 from holdfast.config import load_config
 from holdfast.errors import WrongUse
-from holdfast.journal import Journal
-from holdfast.journal.finding import open_journal
-from holdfast.ledger.audit_share import AuditPlan
-from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
-from holdfast.ledger.plan import (
+from holdfast.extensions.plan.plan import (
     SHARES_A_RANK,
     Chunks,
     Dealing,
     Plan,
     make_plan,
     plan_share,
-    read_config,
 )
+from holdfast.journal import Journal
+from holdfast.journal.configs import read_config
+from holdfast.journal.finding import open_journal
+from holdfast.ledger.audit_share import AuditPlan
+from holdfast.ledger.interval import PRIOR_LOSSES, PRIOR_S
 from holdfast.store import open_store
 from holdfast.terminal import counted
 from holdfast.terminal.columns import tabulate

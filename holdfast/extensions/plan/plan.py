@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import WrongUse
@@ -156,12 +154,3 @@ def _read_dealing(compute: Compute) -> Dealing | None:
 
 def _count_ranks(compute: Compute) -> int:
     return compute.node_range[1] * (1 if compute.ranks == "all" else compute.ranks)
-
-
-def read_config(journal: Journal) -> RunConfig | None:
-    """Return the settings that a run was last trained with; None if this version can't read them."""
-    snapshot = journal.read_snapshot()
-    try:
-        return RunConfig.model_validate(snapshot.config) if snapshot else None
-    except ValidationError:  # a version of Holdfast with different settings wrote the snapshot
-        return None
