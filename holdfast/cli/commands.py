@@ -20,12 +20,6 @@ COMMANDS = (
         "Show a page of the documentation, or find one. This needs no network. Without a word, list all pages.",
     ),
     Command(
-        "doctor",
-        "holdfast.cli.machine:doctor",
-        "Show the properties of this machine on which a run's bits depend, and the GPUs' health; measure whether "
-        "equal steps give equal bits.",
-    ),
-    Command(
         "evaluate",
         "holdfast.cli.proving:evaluate_command",
         "Restore a checkpoint as training does, through the gate, and evaluate it.",
@@ -90,12 +84,6 @@ COMMANDS = (
         "verify",
         "holdfast.cli.verifying:verify_command",
         "Read every record and every checkpoint of a run back, and compare them with the commits.",
-    ),
-    Command(
-        "check",
-        "holdfast.cli.earlier:check_earlier",
-        "Try a store; the present command is holdfast doctor --store STORE.",
-        is_shown=False,
     ),
     Command(
         "runs",

@@ -4,7 +4,6 @@ import sys
 
 from holdfast.cli.keeping import pin
 from holdfast.cli.looking import print_runs
-from holdfast.cli.stores import try_store
 from holdfast.config import DEFAULT_STORE
 from holdfast.terminal.options import Json
 
@@ -19,12 +18,6 @@ def unpin_earlier(run: str, commit: str, /) -> None:
     """Undo a pin; the present command is holdfast pin RUN COMMIT --off."""
     _tell("unpin", "pin RUN COMMIT --off")
     pin(run, commit, off=True)
-
-
-def check_earlier(store: str, /, *, json: Json = False) -> int:
-    """Try a store; the present command is holdfast doctor --store STORE."""
-    _tell("check", "doctor --store STORE")
-    return try_store(store, json=json)
 
 
 def _tell(name: str, now: str) -> None:

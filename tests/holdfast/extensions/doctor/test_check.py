@@ -64,7 +64,7 @@ def test_a_wrong_url_is_wrong_use(url: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_clock_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.stores.CLOCK_S", -1.0)
+    monkeypatch.setattr("holdfast.extensions.doctor.stores.CLOCK_S", -1.0)
     assert re.search(r"the storage's clock is 0 s (ahead|behind)", say(capsys, "memory://clock"))
 
 

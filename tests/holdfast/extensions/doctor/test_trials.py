@@ -12,12 +12,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pytest
 from azure.storage.blob import BlobServiceClient
 
+from holdfast.extensions.doctor.trials import Trial, Trials
 from holdfast.store import Store, open_store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import ObjectStore
 from holdfast.store.rights import AZURE_DELETE, AZURE_READ, AZURE_WRITE, KINDS, RIGHTS, find_rights
 from holdfast.store.s3 import S3Store
-from holdfast.store.trials import Trial, Trials
 from tests.conftest import AZURITE
 from tests.support import faulty, servers
 
@@ -299,7 +299,7 @@ def test_a_storage_that_cannot_be_reached_is_asked_once(bucket: str, monkeypatch
         raise OSError("the line is dead")
 
     monkeypatch.setattr(store._fs, "ls", dead)
-    monkeypatch.setattr("holdfast.store.trials.RETRY_WITHIN_S", 0.3)
+    monkeypatch.setattr("holdfast.extensions.doctor.trials.RETRY_WITHIN_S", 0.3)
     done = try_all(store)
     assert done["list"].outcome == "failed"
     assert "the line is dead" in done["list"].message

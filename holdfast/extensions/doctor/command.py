@@ -1,6 +1,7 @@
 """The command ``doctor``: test whether this machine repeats bits, show the conditions of equal bits, or try a store."""
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -10,15 +11,22 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from holdfast.attempt.lineage import read_environments
-from holdfast.cli.stores import try_store
 from holdfast.config import Compute, Determinism
 from holdfast.errors import WrongUse
 from holdfast.extending import find_view
+from holdfast.extensions.doctor.examination import (
+    Examination,
+    Finding,
+    examine,
+    judge_gpus,
+    judge_libraries,
+    judge_records,
+)
+from holdfast.extensions.doctor.stores import try_store
 from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.configs import read_config
 from holdfast.journal.finding import open_journal
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_libraries, judge_records
 from holdfast.machine.gpus import read_report
 from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
@@ -83,6 +91,12 @@ def doctor(
             _print_contract(examination.environment)
         _print_rest(examination, gpus, libraries)
     return 0 if is_good else 2
+
+
+def check_earlier(store: str, /, *, json: Json = False) -> int:
+    """Try a store; the present command is holdfast doctor --store STORE."""
+    print("holdfast check is now holdfast doctor --store STORE", file=sys.stderr)
+    return try_store(store, json=json)
 
 
 def _release(store: str | None, host: str, *, json: bool) -> int:

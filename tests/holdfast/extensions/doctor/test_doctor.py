@@ -16,10 +16,10 @@ import torch
 from holdfast.cli import app, run_app
 from holdfast.config import Compute, Determinism
 from holdfast.errors import DeterminismError
+from holdfast.extensions.doctor.examination import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.journal import Journal
 from holdfast.machine import determinism, self_test
 from holdfast.machine.contract import LIMITS, TERMS, judge, terms_on
-from holdfast.machine.doctor import Examination, Finding, examine, judge_gpus, judge_reports
 from holdfast.machine.environment import chooses_kernels
 from holdfast.machine.gpus import read_report
 from holdfast.machine.libraries import TESTED, find_installed
@@ -46,7 +46,7 @@ def asked(here: Examination, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any,
         asked.append(arguments)
         return here
 
-    monkeypatch.setattr("holdfast.cli.machine.examine", examined_before)
+    monkeypatch.setattr("holdfast.extensions.doctor.command.examine", examined_before)
     return asked
 
 
@@ -102,7 +102,7 @@ def test_doctor_describes_a_machine_with_a_gpu(
     gpu = {"name": "NVIDIA H200", "sm": [9, 0], "sm_count": 132}
     known = {"device": "cuda", "cuda": "12.8", "cudnn": 91002, "nccl": "2.27.5", "gpus": [gpu] * 8}
     there = Examination(here.environment | known, here.findings)
-    monkeypatch.setattr("holdfast.cli.machine.examine", lambda *_: there)
+    monkeypatch.setattr("holdfast.extensions.doctor.command.examine", lambda *_: there)
     monkeypatch.setenv("COLUMNS", "100")
     out = say(capsys)
     rows = {line.split()[0]: words(line) for line in out.splitlines() if line.startswith("  ")}
@@ -170,7 +170,8 @@ def test_the_process_that_is_examined_is_started_as_a_rank_is(here: Examination)
 
 
 def test_the_command_does_not_import_torch() -> None:
-    program = "import holdfast.cli.machine, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    imported = "import holdfast.extensions.doctor.command, sys"
+    program = f"{imported}; print([name for name in ('torch', 'numpy') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"
 
 

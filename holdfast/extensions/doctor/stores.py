@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from holdfast.errors import StoreDenied, StoreError
 from holdfast.extending import find_view
+from holdfast.extensions.doctor.trials import Trial, Trials
 from holdfast.journal import Record
 from holdfast.store import open_store
-from holdfast.store.trials import Trial, Trials
 from holdfast.terminal import counted
 from holdfast.terminal.options import print_json
 

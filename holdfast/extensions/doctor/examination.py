@@ -1,8 +1,8 @@
 """The examination of this machine: its environment, its GPUs, and whether repeated steps give equal bits.
 
 The process of ``holdfast doctor`` has other environment variables and threads than a rank. So new processes, which are
-started like ranks, make the measurements: ``python -m holdfast.machine.doctor SETTINGS DEVICE`` prints its report as
-one line of JSON.
+started like ranks, make the measurements: ``python -m holdfast.extensions.doctor.examination SETTINGS DEVICE`` prints
+its report as one line of JSON.
 """
 
 import json
@@ -154,7 +154,7 @@ def judge_libraries(installed: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _start(settings: Determinism, device: DeviceChoice, within_s: float) -> list[dict[str, Any]]:
-    command = python_command("-m", "holdfast.machine.doctor", settings.model_dump_json(), device)
+    command = python_command("-m", "holdfast.extensions.doctor.examination", settings.model_dump_json(), device)
     # measure steps in strict mode, whatever the configuration says
     strict = settings.model_copy(update={"mode": "strict"})
     environment = os.environ | determinism.preamble(strict)

@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from holdfast.machine.doctor import judge_libraries
+from holdfast.extensions.doctor.examination import judge_libraries
 from holdfast.machine.libraries import TESTED, find_installed
 from tests.conftest import ROOT
 
