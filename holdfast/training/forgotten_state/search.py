@@ -80,11 +80,30 @@ def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
     return search.find_holder(parameter)
 
 
-def find_modules(recipe: Recipe) -> list[tuple[Found, nn.Module]]:
-    """Return the modules that a recipe or a loop can reach and that no checkpoint contains, without digests."""
+def find_weights(recipe: Recipe) -> list[tuple[Found, list[Tensor]]]:
+    """Return the modules, and the copies of the model's weights, that no checkpoint contains, each with its tensors.
+
+    A copy of the weights is a list, tuple or dict with one tensor for each parameter of a kept module, in its shape.
+    """
     search = _Search(recipe, has_digests=False)
     search.run()
-    return [(search.describe_one(at), at.value) for at in search.list_outer() if isinstance(at.value, nn.Module)]
+    outer = [at for at in search.list_outer() if isinstance(at.value, nn.Module)]
+    modules = [(at, [*at.value.parameters(), *at.value.buffers()]) for at in outer]
+    wanted = _list_shapes_of_modules(recipe)
+    copies = [(at, tensors) for at, tensors in search.list_containers() if _list_shapes(tensors) in wanted]
+    return [(search.describe_one(at), tensors) for at, tensors in (*modules, *copies)]
+
+
+def _list_shapes_of_modules(recipe: Recipe) -> list[list[tuple[int, ...]]]:
+    """Return the sorted shapes of the parameters, and of the trained parameters, of each module with several."""
+    modules = recipe.modules.values() if isinstance(recipe, Kept) else [recipe.model]
+    parameters = [[*module.parameters()] for module in modules]
+    trained = [[each for each in one if each.requires_grad] for one in parameters]
+    return [_list_shapes(each) for each in (*parameters, *trained) if len(each) > 1]
+
+
+def _list_shapes(tensors: list[Tensor]) -> list[tuple[int, ...]]:
+    return sorted(tuple(each.shape) for each in tensors)
 
 
 def _find_scope(recipe: Recipe) -> Scope:
@@ -140,8 +159,8 @@ class _Search:
         self._scope = _find_scope(recipe)
         self._registered = Registered(recipe)
         self._waiting: deque[At] = deque()
-        # keep the objects alive, because an id is unique only as long as its object exists
-        self._seen: dict[int, Any] = {}
+        # the values whose inner values are searched, by id; an id is unique only as long as its object exists
+        self._seen: dict[int, At] = {}
         self._codes: dict[types.CodeType, None] = {}
         # the values found so far, with their digests, by root and name
         self._plain: dict[tuple[str, str], tuple[At, str]] = {}
@@ -173,8 +192,16 @@ class _Search:
         inner = {id(part) for at in self._stateful.values() for part in _list_inner(at.value)}
         return [at for key, at in self._stateful.items() if key not in inner]
 
+    def list_containers(self) -> list[tuple[At, list[Tensor]]]:
+        """Return the found lists, tuples and dicts of tensors without a tensor that a checkpoint contains."""
+        containers = [at for at in self._seen.values() if isinstance(at.value, list | tuple | dict) and at.is_noted]
+        parts = [at.value.values() if isinstance(at.value, dict) else at.value for at in containers]
+        tensors = [[each for each in values if isinstance(each, Tensor)] for values in parts]
+        pairs = zip(containers, tensors, strict=True)
+        return [(at, each) for at, each in pairs if each and not any(map(self._registered.has, each))]
+
     def describe_one(self, at: At) -> Found:
-        """Return the description of an object with a state, without a digest."""
+        """Return the description of an object, without a digest."""
         return self._describe(at, "", is_plain=False)
 
     def describe(self) -> list[Found]:
@@ -197,7 +224,7 @@ class _Search:
 
     def _enter(self, at: At) -> None:
         if id(at.value) not in self._seen:
-            self._seen[id(at.value)] = at.value
+            self._seen[id(at.value)] = at
             self._waiting.append(at)
 
     def _meet(self, at: At) -> None:

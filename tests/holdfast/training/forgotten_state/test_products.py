@@ -1,4 +1,4 @@
-"""A module that steps change and that no checkpoint contains is warned of at the first save."""
+"""A module or a copy of the weights that steps change and that no checkpoint contains is warned of at the first save."""
 
 import gc
 
@@ -28,6 +28,35 @@ def test_an_average_that_only_an_evaluation_reads_is_warned_of_and_a_teacher_is_
     assert line.startswith(f"{__file__}:")
     assert "steps change mean (Linear), and no checkpoint contains it" in line
     assert line.endswith('extras={"mean": mean}')
+
+
+class Average:
+    """An average of the weights as people write it: a dict of tensors, and the weights before, to be swapped in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+        self.sizes = [torch.tensor(each.numel()) for each in model.parameters()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, each in self.model.named_parameters():
+            self.shadow[name] = self.shadow[name].lerp(each, 0.5)
+        self.sizes = [each + 1 for each in self.sizes]
+
+
+def test_a_dict_with_an_average_of_the_weights_is_warned_of() -> None:
+    model = net()
+    average = Average(model)
+    recipe = make(model, fit, after_step=average.update)
+    before = sum_unkept(recipe)
+    assert describe_products(recipe, before) == []
+    with torch.no_grad():
+        model[0].weight.add_(1)  # type: ignore[operator]
+    average.update()
+    (line,) = describe_products(recipe, before)
+    assert line.startswith(f"{__file__}:")
+    assert "steps change self.shadow (dict), and no checkpoint contains it" in line
 
 
 def test_a_module_that_cannot_be_read_is_left_out() -> None:
