@@ -7,7 +7,7 @@ save.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.checkpoint.found import Found
 from holdfast.recipe import Recipe

@@ -13,14 +13,15 @@ import dis
 import functools
 import re
 import types
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from holdfast import state
 from holdfast.checkpoint import digest_payload
@@ -88,6 +89,7 @@ def find_weights(recipe: Recipe) -> list[tuple[Found, list[Tensor]]]:
     search = _Search(recipe, has_digests=False)
     search.run()
     outer = [at for at in search.list_outer() if isinstance(at.value, nn.Module)]
+    modules: list[tuple[At, list[Tensor]]]
     modules = [(at, [*at.value.parameters(), *at.value.buffers()]) for at in outer]
     wanted = _list_shapes_of_modules(recipe)
     copies = [(at, tensors) for at, tensors in search.list_containers() if _list_shapes(tensors) in wanted]
@@ -102,7 +104,20 @@ def _list_shapes_of_modules(recipe: Recipe) -> list[list[tuple[int, ...]]]:
     return [_list_shapes(each) for each in (*parameters, *trained) if len(each) > 1]
 
 
-def _list_shapes(tensors: list[Tensor]) -> list[tuple[int, ...]]:
+def _list_tensors(container: Any) -> list[Tensor]:
+    values = container.values() if isinstance(container, dict) else container
+    return [each for each in values if isinstance(each, Tensor)]
+
+
+def _list_tensors_inside(value: Any) -> list[Tensor]:
+    """Return the tensors in an object's state; none if its ``state_dict`` raises."""
+    try:
+        return [each for each in tree_leaves(value.state_dict()) if isinstance(each, Tensor)]
+    except Exception:
+        return []
+
+
+def _list_shapes(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
     return sorted(tuple(each.shape) for each in tensors)
 
 
@@ -193,12 +208,21 @@ class _Search:
         return [at for key, at in self._stateful.items() if key not in inner]
 
     def list_containers(self) -> list[tuple[At, list[Tensor]]]:
-        """Return the found lists, tuples and dicts of tensors without a tensor that a checkpoint contains."""
+        """Return the lists, tuples and dicts of tensors that no checkpoint contains, each with its tensors."""
         containers = [at for at in self._seen.values() if isinstance(at.value, list | tuple | dict) and at.is_noted]
-        parts = [at.value.values() if isinstance(at.value, dict) else at.value for at in containers]
-        tensors = [[each for each in values if isinstance(each, Tensor)] for values in parts]
-        pairs = zip(containers, tensors, strict=True)
-        return [(at, each) for at, each in pairs if each and not any(map(self._registered.has, each))]
+        pairs = [(at, _list_tensors(at.value)) for at in containers]
+        return [(at, tensors) for at, tensors in pairs if tensors and not self._may_be_saved(at, tensors)]
+
+    def _may_be_saved(self, at: At, tensors: list[Tensor]) -> bool:
+        """Return whether a checkpoint contains the tensors, or an object around them may save copies of them."""
+        if any(map(self._registered.has, tensors)):
+            return True
+        while at.parent is not None:
+            at = at.parent
+            if self._registered.has(at.value) and has_state(at.value) and not isinstance(at.value, MODULES):
+                saved = Counter(_list_shapes(_list_tensors_inside(at.value)))
+                return Counter(_list_shapes(tensors)) <= saved
+        return False
 
     def describe_one(self, at: At) -> Found:
         """Return the description of an object, without a digest."""

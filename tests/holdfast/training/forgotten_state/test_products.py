@@ -1,4 +1,4 @@
-"""A module or a copy of the weights that steps change and that no checkpoint contains is warned of at the first save."""
+"""A copy of the weights that steps change and that no checkpoint contains is warned of."""
 
 import gc
 
