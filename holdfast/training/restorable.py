@@ -21,7 +21,7 @@ from holdfast.training.build import Training
 from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components
 from holdfast.training.division import find_division, make_division
-from holdfast.training.examinations import examine_parameter, sum_outside_modules
+from holdfast.training.examinations import examine_parameter, find_outside_copies
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.round_trip import MOST_TRIED_BYTES, check_round_trip
@@ -106,7 +106,7 @@ def check_beginning(training: Training) -> None:
         RecipeError: a value can't be saved or restored; all ranks raise it.
     """
     check_savable(training, "before the first step")
-    training.record.unkept = sum_outside_modules(training.recipe)
+    training.record.unkept = find_outside_copies(training.recipe)
 
 
 def check_savable(training: Training, moment: str, others: dict[str, Any] | None = None) -> None:

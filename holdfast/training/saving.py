@@ -21,7 +21,6 @@ from holdfast.training.begun_saves import BegunSave
 from holdfast.training.build import Training
 from holdfast.training.capturing import capture
 from holdfast.training.division import find_division
-from holdfast.training.examinations import compare_outside_modules
 from holdfast.training.probing import measure_probe
 from holdfast.training.recording import read_lines
 from holdfast.training.restorable import check_same_ranks
@@ -118,7 +117,7 @@ def begin_save(
         return
     if training.can_survive and not training.ranks.is_main:
         training.begun.add(BegunSave(training.progress.step, None, lines, shown, request.train_s))
-    record.lines, record.warnings, record.unkept = [], [], {}
+    record.lines, record.warnings = [], []
     training.probe = probe
 
 
@@ -129,7 +128,7 @@ def _describe_request(request: SaveRequest) -> dict[str, Any]:
 
 
 def _list_warnings(training: Training) -> tuple[str, ...]:
-    return (*training.record.warnings, *compare_outside_modules(training.recipe, training.record.unkept))
+    return (*training.record.warnings, *training.record.unkept.warn(training.recipe))
 
 
 def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from holdfast.checkpoint.departure import REHEARSED_STEPS
 from holdfast.checkpoint.shown import Gallery
 from holdfast.errors import RecipeError
 from holdfast.state import gather_whole
+from holdfast.training.examinations import OutsideCopies
 
 # A step's numbers with these names have their own fields in a line of the trail. All other numbers are in the line's
 # field ``logged``.
@@ -96,7 +97,7 @@ class StepRecord:
         drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
         warnings: lines to show a person together with the next save.
         hints: lines on values of a loop that begin anew after a resume.
-        unkept: checksums of the modules that no checkpoint contains, from before the first step until the first save.
+        unkept: the copies of the weights that no checkpoint contains.
         note_lines: a function that is called with the trail after each read of numbers.
         ends: how the ends of epochs are trained.
     """
@@ -119,7 +120,7 @@ class StepRecord:
     drawn_from: str = ""
     warnings: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    unkept: Mapping[str, int] = field(default_factory=dict)
+    unkept: OutsideCopies = field(default_factory=OutsideCopies)
     note_lines: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None
     ends: EpochEnds = field(default_factory=EpochEnds)
 

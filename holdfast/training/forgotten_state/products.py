@@ -24,22 +24,18 @@ def sum_unkept(recipe: Recipe) -> Sums:
     return {found.name: sums for found, tensors in _list_copies(recipe) if (sums := _sum_up(tensors))}
 
 
-def describe_products(recipe: Recipe, before: Sums) -> list[str]:
-    """Return a warning for each copy outside of checkpoints that has changed.
+def describe_products(recipe: Recipe, before: Sums) -> dict[str, str]:
+    """Return a warning for each copy outside of checkpoints that has changed, by the copy's name.
 
     Args:
         before: the result of `sum_unkept` before the first step.
     """
-    changed = [
-        found
-        for found, tensors in (_list_copies(recipe) if before else ())
+    return {
+        found.name: f"{found.place}steps change {found.name} ({found.kind}), and no checkpoint contains it, so a "
+        f"resumed run would continue with another one: {found.remedy}"
+        for found, tensors in _list_copies(recipe)
         if found.name in before and _sum_up(tensors) != before[found.name]
-    ]
-    return [
-        f"{found.place}steps change {found.name} ({found.kind}), and no checkpoint contains it, so a resumed run would "
-        f"continue with another one: {found.remedy}"
-        for found in changed
-    ]
+    }
 
 
 def _list_copies(recipe: Recipe) -> Sequence[tuple[Found, Iterable[Tensor]]]:
