@@ -24,6 +24,7 @@ import torch
 
 from holdfast.errors import StateError
 from holdfast.machine import determinism
+from holdfast.state.generator_memory import Memory, read_numpy, read_python, to_numpy_state
 
 # The state of a GPU's generator begins with the seed, which has this size in bytes. An offset follows, which grows with
 # each draw. Source: at::CUDAGeneratorImpl::get_state.
@@ -165,18 +166,46 @@ def _functions_of(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, 
 
 
 class Generators:
-    """The states of Python's, NumPy's and torch's global generators between two steps of training."""
+    """The states of Python's, NumPy's and torch's global generators between two steps of training.
+
+    Most steps draw from one of them only. So a step reads, writes and hashes only the states that have changed.
+    """
 
     def __init__(self) -> None:
         """Capture the current states."""
+        # the memory of Python's and NumPy's generators when they had the states; None if it isn't known
+        self._memory: tuple[Memory | None, Memory | None] = (None, None)
+        self._hashed: tuple[dict[str, Any], Any] | None = None  # the states whose hash `digest` has begun, and the hash
         self._states = capture_rng()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Run the block with training's states. Draws in the block advance training's states."""
-        restore_rng(self._states)
+        self.resume()
         yield
-        self._states = capture_rng()
+        self.pause()
+
+    def resume(self) -> None:
+        """Restore training's states, for a step."""
+        states, (python, numpy) = self._states, self._memory
+        if python is None or python != read_python():
+            random.setstate(states["python"])
+        if numpy is None or numpy != read_numpy():
+            np.random.set_state(states["numpy"])
+        torch.set_rng_state(states["torch"])
+        _restore_gpus(states["cuda"])
+
+    def pause(self) -> None:
+        """Capture training's states, after a step."""
+        before, (python, numpy) = self._states, self._memory
+        now = read_python(), read_numpy()
+        self._states = {
+            "python": before["python"] if python is not None and python == now[0] else random.getstate(),
+            "numpy": before["numpy"] if numpy is not None and numpy == now[1] else _capture_numpy(now[1]),
+            "torch": torch.get_rng_state(),
+            "cuda": _capture_gpus(),
+        }
+        self._memory = now
 
     @contextlib.contextmanager
     def borrowed(self, seed: int | None = None) -> Iterator[None]:
@@ -198,15 +227,20 @@ class Generators:
         """Load saved states. Leave the GPUs' states unchanged unless both the save and this process have GPUs."""
         own = self._states["cuda"]
         self._states = states if states["cuda"] and own else states | {"cuda": own}
+        self._memory = (None, None)
 
     def reseed(self, seed: int) -> None:
         """Seed the global generators again, and use the new states as training's states."""
         determinism.reseed(seed)
         self._states = capture_rng()
+        self._memory = (None, None)
 
-    def digest(self) -> str:
-        """Return a digest of the states (16 hex characters). It includes only this process's own GPU."""
-        return digest_rng(self._states)
+    def digest(self, states: dict[str, Any] | None = None) -> str:
+        """Return a digest of states from `state_dict`, by default the present ones; see `digest_rng`."""
+        known, states = self._hashed, states or self._states
+        if known is None or any(known[0][name] is not states[name] for name in ("python", "numpy")):
+            known = self._hashed = states, _begin_digest(states)
+        return _end_digest(known[1].copy(), states)
 
 
 def capture_rng() -> dict[str, Any]:
@@ -216,15 +250,24 @@ def capture_rng() -> dict[str, Any]:
     drawn from their generators since they were seeded. So the states don't depend on the number of other GPUs in the
     machine.
     """
+    return {
+        "python": random.getstate(),
+        "numpy": _capture_numpy(read_numpy()),
+        "torch": torch.get_rng_state(),
+        "cuda": _capture_gpus(),
+    }
+
+
+def _capture_numpy(memory: Memory | None) -> dict[str, Any]:
+    """Return the state of NumPy's generator, from its memory if that was read."""
+    return np.random.get_state(legacy=False) if memory is None else to_numpy_state(memory)
+
+
+def _capture_gpus() -> list[torch.Tensor]:
     gpus = [torch.cuda.get_rng_state(number) for number in _list_gpus()]
     while len(gpus) > 1 and torch.equal(gpus[-1], _as_seeded(gpus[0])):
         gpus.pop()
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": gpus,
-    }
+    return gpus
 
 
 def restore_rng(states: dict[str, Any]) -> None:
@@ -232,7 +275,10 @@ def restore_rng(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
-    gpus = states["cuda"]
+    _restore_gpus(states["cuda"])
+
+
+def _restore_gpus(gpus: list[torch.Tensor]) -> None:
     for place, number in enumerate(_list_gpus() if gpus else ()):
         torch.cuda.set_rng_state(gpus[place] if place < len(gpus) else _as_seeded(gpus[0]), number)
 
@@ -265,12 +311,22 @@ def _as_seeded(state: torch.Tensor) -> torch.Tensor:
 
 def digest_rng(states: dict[str, Any]) -> str:
     """Return a digest (16 hex characters) of the states from `capture_rng`. It includes only the first GPU's state."""
+    return _end_digest(_begin_digest(states), states)
+
+
+def _begin_digest(states: dict[str, Any]) -> Any:
+    """Return a SHA-256 object that has hashed the states of Python's and NumPy's generators."""
     _, words, gauss = states["python"]
     numpy = states["numpy"]
     sha256 = hashlib.sha256(array.array("Q", words).tobytes())
     sha256.update(repr((gauss, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"])).encode())
     sha256.update(numpy["state"]["key"].tobytes())
-    sha256.update(states["torch"].numpy().tobytes())
+    return sha256
+
+
+def _end_digest(sha256: Any, states: dict[str, Any]) -> str:
+    """Return the digest after a SHA-256 object from `_begin_digest` has hashed torch's states, too."""
+    sha256.update(states["torch"].numpy())
     if states["cuda"]:
-        sha256.update(states["cuda"][0].numpy().tobytes())
-    return sha256.hexdigest()[:16]
+        sha256.update(states["cuda"][0].numpy())
+    return str(sha256.hexdigest()[:16])

@@ -1,6 +1,5 @@
 """The training loop: steps, the end of an epoch, and evaluation."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -60,10 +59,14 @@ def steps(
         if is_skipped:
             pass_over(training)
         else:
-            watching = ranks.watching(training.recipe.model) if record.has_parts else contextlib.nullcontext()
             training.stage = Stage.STEPPING
-            with training.generators.training(), watching:
+            training.generators.resume()
+            if record.has_parts:
+                with ranks.watching(training.recipe.model):
+                    yield
+            else:
                 yield
+            training.generators.pause()
         record_step(training)
         training.stage = Stage.RECORDED
         settle(training)
