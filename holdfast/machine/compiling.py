@@ -23,12 +23,24 @@ STEADY = {
 }
 
 
-def steady_compiler(settings: Determinism) -> None:
-    """In strict mode, set `STEADY` if torch's compiler is loaded. A function gets a kernel for each size.
+# The compiler's module of settings when `steady_compiler` was called last; None if the compiler wasn't loaded then.
+_seen: ModuleType | None = None
 
-    Loading the compiler takes 2 s, so call this again after each step: a step may load the compiler.
+
+def steady_new_compiler(settings: Determinism) -> None:
+    """Call `steady_compiler` if torch's compiler was loaded since the last call. Call this after each step.
+
+    Loading the compiler takes 2 s, so Holdfast doesn't load it, but a step may load it.
     """
+    if sys.modules.get(CONFIG) is not _seen:
+        steady_compiler(settings)
+
+
+def steady_compiler(settings: Determinism) -> None:
+    """In strict mode, set `STEADY` if torch's compiler is loaded. A function gets a kernel for each size."""
+    global _seen
     config: Any = sys.modules.get(CONFIG)
+    _seen = config
     if config is not None and settings.mode == "strict":
         for name, value in STEADY.items():
             if getattr(config, name, value) != value:  # a different version of torch may lack the setting

@@ -144,10 +144,7 @@ def read_flags() -> dict[str, Any]:
 
 @functools.cache
 def _list_readers() -> dict[str, Callable[[], Any]]:
-    """Return the functions that read the settings of `read_flags`, by name.
-
-    They have to be fast (a few microseconds for all of them), because `check_unchanged` calls them after every step.
-    """
+    """Return the functions that read the settings of `read_flags`, by name."""
     import torch
 
     cuda, cudnn, matmul = torch.backends.cuda, torch.backends.cudnn, torch.backends.cuda.matmul

@@ -10,6 +10,7 @@ from torch.utils.weak import TensorWeakRef
 
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
+from holdfast.training.backward_passes import BackwardPasses
 from holdfast.training.optimizers import list_stepped, parts_of, read_rates
 from holdfast.training.unsynced import capture_unsynced, restore_unsynced
 
@@ -35,7 +36,13 @@ class Gradients:
     ``step()`` the gradients show what the loop does. Before that call, and for loops that don't set gradients to None,
     checkpoints contain all gradients that the optimizer uses.
 
+    A look at every gradient costs more than the rest of a step's record if the model has many tensors. So once each
+    optimizer is known to set gradients to None, and to step after a training step's last backward pass, a training step
+    looks at one gradient of each optimizer and at the number of backward passes. If a backward pass has followed
+    ``step()`` after all, a save contains the gradients.
+
     Attributes:
+        looks_at_all: whether to look at every gradient in the training step in progress.
         lrs: the learning rates of all groups at the training step's first call of an optimizer's ``step()``; None
             before this call.
     """
@@ -51,12 +58,20 @@ class Gradients:
         self._model, self._optimizer = model, optimizer
         self._modules, self._inner = modules or {}, optimizers or {}
         self.lrs: list[float] | None = None
+        self.looks_at_all = True
         self._parts = [*parts_of(optimizer), *self._inner.values()]
         self._ways = [NEW] * len(self._parts)
         self._stepping: set[int] = set()  # the optimizers whose step() was called during this training step
         # By parameter: the gradient that the last step() of its optimizer used, and the gradient's version at that
         # time.
         self._taken: dict[int, tuple[TensorWeakRef, int]] = {}
+        # By optimizer: a parameter that had a gradient when all were looked at; the number of backward passes at the
+        # last step(); and whether all gradients were looked at then.
+        self._samples: list[Tensor | None] = [None] * len(self._parts)
+        self._passes = [0] * len(self._parts)
+        self._are_noted = [True] * len(self._parts)
+        self._backward = BackwardPasses()
+        self._is_regular = True  # whether every optimizer has stepped after the last backward pass of each step so far
         for number, part in enumerate(self._parts):
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
@@ -68,17 +83,31 @@ class Gradients:
         """
         if self.lrs is None and number < len(self._parts) - len(self._inner):
             self.lrs = read_rates(self._optimizer)
-        stepped = list_stepped(self._parts[number])
+        way = self._ways[number]
+        if way in (NEW, LEFT):
+            return
         # Once it is known what the loop does, check one gradient only, because this runs in every training step.
-        looked_at = stepped if self._ways[number] == ONCE else stepped[:1]
-        if self._ways[number] not in (NEW, LEFT) and any(map(self._is_same, looked_at)):
+        if any(map(self._is_same, list_stepped(self._parts[number]) if way == ONCE else self._sample(number))):
             self._ways[number] = LEFT
-        elif self._ways[number] == ONCE:
+        elif way == ONCE:
             self._ways[number] = SET_TO_NONE
+
+    def _sample(self, number: int) -> list[Tensor]:
+        """Return one parameter of an optimizer, if possible one that had a gradient; empty if there is none."""
+        sample = self._samples[number]
+        if sample is None:
+            sample = next((each for group in self._parts[number].param_groups for each in group["params"]), None)
+        return [] if sample is None else [sample]
 
     def _take(self, number: int, *_: object) -> None:
         self._stepping.add(number)
-        for each in list_stepped(self._parts[number]):
+        self._passes[number] = self._backward.count()
+        are_noted = not self._is_regular or self.looks_at_all or {*self._ways} != {SET_TO_NONE}
+        looked_at = list_stepped(self._parts[number]) if are_noted else self._sample(number)
+        if are_noted:
+            self._samples[number] = next((each for each in looked_at if each.grad is not None), None)
+        self._are_noted[number] = are_noted
+        for each in looked_at:
             self._note_taken(each)
         if self._ways[number] == NEW:
             self._ways[number] = ONCE
@@ -103,9 +132,13 @@ class Gradients:
         """Find out whether the loop has kept gradients in this training step. Return `lrs`, and reset `lrs` to None."""
         for number, part in enumerate(self._parts):
             if self._ways[number] not in (NEW, LEFT) and number not in self._stepping:
-                stepped = list_stepped(part)
-                if any(self._is_same(each) and not self._is_taken(each) for each in stepped):
+                looked_at = list_stepped(part) if self._are_noted[number] else self._sample(number)
+                if any(self._is_same(each) and not self._is_taken(each) for each in looked_at):
                     self._ways[number] = LEFT
+        if len(self._stepping) < len(self._parts):
+            self._is_regular = False
+        elif self._is_regular and self.looks_at_all:
+            self._is_regular = {*self._passes} == {self._backward.count()}
         self._stepping.clear()
         lrs, self.lrs = self.lrs, None
         return lrs
@@ -116,6 +149,7 @@ class Gradients:
         Raises:
             RecipeError: there is a gradient that no optimizer's ``step()`` has used.
         """
+        self._is_regular = False  # from now on each step looks at all gradients, because each step asks here
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
                 "step.shares() clears the gradients, but no optimizer has used the gradient of the step before",
@@ -131,6 +165,7 @@ class Gradients:
         missing if the loop sets all gradients to None.
         """
         found: dict[str, Any] = {}
+        used = self._find_used()
         taken: dict[str, bool] = {}  # by parameter name: whether the gradient is unchanged since its optimizer's step()
         settled = {
             id(each)
@@ -139,7 +174,7 @@ class Gradients:
             for each in list_stepped(part)
         }
         for name, each in self._list_all():
-            if each.grad is None or (self._is_taken(each) and id(each) in settled):
+            if each.grad is None or id(each) in used or (self._is_taken(each) and id(each) in settled):
                 continue
             found[name] = _pack(each.grad)
             if self._is_same(each):
@@ -150,11 +185,28 @@ class Gradients:
             found[""] |= {UNSYNCED: unsynced} if unsynced else {}
         return dict(sorted(found.items()))
 
+    def _find_used(self) -> set[int]:
+        """Return the parameters, by id, whose gradient the last ``step()`` has used, without a look at each gradient.
+
+        These are the parameters of optimizers after whose ``step()`` no backward pass has begun.
+        """
+        if all(self._are_noted):
+            return set()
+        count = self._backward.count()
+        return {
+            id(each)
+            for number, part in enumerate(self._parts)
+            if not self._are_noted[number] and self._passes[number] == count
+            if any(map(self._is_taken, self._sample(number)))
+            for each in list_stepped(part)
+        }
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         known = state.get("", {"taken": {}, "ways": [SET_TO_NONE] * len(self._parts)})
         # Earlier checkpoints don't record the optimizers in containers.
         ways = list(known["ways"])
         self._ways, self._taken = ways + [NEW] * (len(self._parts) - len(ways)), {}
+        self._are_noted = [True] * len(self._parts)
         for name, each in self._list_all():
             each.grad = _unpack(state[name], each) if name in state else None
             if name in known["taken"]:

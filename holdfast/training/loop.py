@@ -11,12 +11,12 @@ from holdfast.checkpoint.progress import EPOCHS_KEPT
 from holdfast.checkpoint.shown import to_shown
 from holdfast.errors import RecipeError
 from holdfast.machine import heartbeats
+from holdfast.machine.compiling import steady_new_compiler
 from holdfast.machine.heartbeats import Phase
 from holdfast.state import gather_whole
 from holdfast.training.best import check_best
 from holdfast.training.build import Training
 from holdfast.training.checksums import undone_extras
-from holdfast.training.flags import check_flags
 from holdfast.training.probing import check_first_step
 from holdfast.training.progress import Stage
 from holdfast.training.recording import read_lines, record_step
@@ -55,6 +55,8 @@ def steps(
         is_skipped = training.progress.step + 1 in training.program.skipped
         record.has_parts = ranks.has_parts and not is_skipped and (record.is_detailed or not record.has_new_steps)
         record.is_watched = record.watches(training.progress.step + 1, stop)
+        if training.gradients is not None:
+            training.gradients.looks_at_all = record.is_watched
         record.drawn_from = training.generators.digest() if record.has_parts else ""
         if is_skipped:
             pass_over(training)
@@ -90,7 +92,7 @@ def settle(training: Training) -> None:
     step = training.progress.step
     if step % training.steps_per_epoch == 0:
         end_epoch(training)
-    check_flags(training.config.determinism, training.flags, step)
+    steady_new_compiler(training.config.determinism)
     if training.record.is_watched:
         check_step(training)
     training.stage = Stage.SETTLED

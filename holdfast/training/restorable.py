@@ -22,6 +22,7 @@ from holdfast.training.capturing import capture_own, fitted
 from holdfast.training.checksums import describe_components
 from holdfast.training.division import find_division, make_division
 from holdfast.training.examinations import examine_parameter, find_outside_copies
+from holdfast.training.flags import check_flags
 from holdfast.training.naming import name_parameters
 from holdfast.training.optimizers import list_stepped
 from holdfast.training.round_trip import MOST_TRIED_BYTES, check_round_trip
@@ -44,13 +45,17 @@ def check_step(training: Training) -> None:
 
 
 def check_changes(training: Training) -> None:
-    """Check that no step has made a change to layers, tensors or groups that a resume couldn't make again.
+    """Check that no step has made a change that a resume couldn't make again.
 
-    This looks at each tensor, so it isn't called in every step: see `StepRecord.is_watched`.
+    It may be a change to layers, tensors, groups, torch's settings or the variables of a loop. This looks at each
+    tensor, so it isn't called in every step: see `StepRecord.is_watched`.
 
     Raises:
         RecipeError: a step has made such a change.
+        DeterminismError: in strict mode, a step has changed one of torch's settings.
     """
+    check_flags(training.config.determinism, training.flags, training.progress.step)
+    training.record.check_variables()
     is_changed = training.structure.check(training.progress.step)
     training.grouping.check(training.progress.step, is_looked_at=is_changed)
     training.record.checked = training.progress.step

@@ -88,10 +88,12 @@ class StepRecord:
             them.
         is_grouped: whether this process has already checked that ranks of one data rank get the same samples.
         recorded: the number of steps that this process has recorded.
-        is_watched: whether all tensors are looked at in the step in progress. That takes microseconds for each tensor,
-            so it happens only in a process's first steps, in rehearsals and proofs, in steps with checksums, and in the
-            last step before a planned save.
-        checked: the last step after which `restorable.check_changes` has looked at all tensors.
+        is_watched: whether all that a step may change is looked at in the step in progress: tensors, layers, groups,
+            gradients, torch's settings, a loop's variables. That takes microseconds for each tensor, so it happens only
+            in a process's first steps, in rehearsals and proofs, in steps with checksums, and in the last step before a
+            planned save.
+        checked: the last step after which `restorable.check_changes` has looked at all of it.
+        check_variables: a function that checks the variables of a user's own loop.
         unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
         has_parts: whether the step in progress is recorded with the facts of each rank or share.
         drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
@@ -115,6 +117,7 @@ class StepRecord:
     recorded: int = 0
     is_watched: bool = True
     checked: int = 0
+    check_variables: Callable[[], object] = lambda: None
     unsaved_s: float = 0.0
     has_parts: bool = False
     drawn_from: str = ""
@@ -177,6 +180,8 @@ def read_number(name: str, value: Any, device: torch.device) -> Tensor:
         RecipeError: the value is no scalar.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
+        if type(value) is Tensor and value.dtype is torch.float32 and not value.dim() and value.device == device:
+            return value.detach().clone()  # in a third of the time
         return gather_whole(value).detach().reshape(()).to(device, torch.float32, copy=True)
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()  # gymnasium gives an episode's return as an array of one number

@@ -263,15 +263,18 @@ def ends(run: Run, after: int) -> None:
         time.sleep(0.3 if run.accelerator.is_main_process else 0)
 
 
-def replaces(run: Run) -> None:
-    """A queue is kept, and each step puts a new tensor in its place."""
+def replaces(run: Run, first: int = 1) -> None:
+    """A queue is kept, and each step from the first puts a new tensor in its place."""
     model, queue = net(), torch.zeros(10, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.keep(model=model, optimizer=optimizer, queue=queue)
     for step in run.steps(per_epoch=PER_EPOCH):
         x, y = draw()
         step.log(loss=learn(model, optimizer, x + queue[:5], y))
-        queue = torch.cat([queue[5:], x])
+        if step.number + 1 < first:
+            queue[:] = torch.cat([queue[5:], x])
+        else:
+            queue = torch.cat([queue[5:], x])
 
 
 class Forgetful:

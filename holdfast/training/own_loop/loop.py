@@ -37,7 +37,7 @@ from holdfast.training.kept import (
 )
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.own_loop.hints import list_hints
-from holdfast.training.own_loop.variables import Holders, list_carried, list_iterators, read_constants
+from holdfast.training.own_loop.variables import Holders, list_carried, list_iterators, read_constants, read_locals
 from holdfast.training.own_loop.wrapping import Wrapping
 from holdfast.training.passes import Taking
 from holdfast.training.program import LoopProgram
@@ -163,6 +163,7 @@ class OwnLoop:
             settings: the values of all other parameters.
         """
         self.config, self.settings, self.accelerator = config, settings, accelerator
+        self._device = torch.device(accelerator.device)
         self.own: list[Any] = [self]
         self._function, self._serve = function, serve
         self._objects = _Objects()
@@ -194,7 +195,7 @@ class OwnLoop:
     @property
     def device(self) -> torch.device:
         """Return the device to train on."""
-        return torch.device(self.accelerator.device)
+        return self._device
 
     @property
     def is_rehearsal(self) -> bool:
@@ -304,7 +305,7 @@ class OwnLoop:
 
     def find_name(self, value: Any) -> str:
         """Return the name of the loop's variable with this value; if there is none, the name of the value's class."""
-        variables = (pair for frame in find_frames(self._function) for pair in frame.f_locals.items())
+        variables = (pair for frame in find_frames(self._function) for pair in read_locals(frame).items())
         return next((name for name, each in variables if each is value), type(value).__name__)
 
     def end_pass(self) -> None:
@@ -381,8 +382,10 @@ class OwnLoop:
             if value is None:  # schedulers and optimizers return None before their first step
                 self._leave_out(name)
                 continue
-            with self.located():
-                number = read_number(f"run.log({name}=...)", value, self.device)
+            try:
+                number = read_number(f"run.log({name}=...)", value, self._device)
+            except RecipeError as error:
+                self.refuse(error.message, error.hint)
             if self._taking is not None and self._taking.log is not None:
                 self._taking.log(name, number)
             else:
@@ -534,9 +537,8 @@ class OwnLoop:
 
     def _end_code(self, step: Step) -> None:
         """Check the state after the code at an epoch's end."""
-        assert self._holders is not None
         self._share_model()
-        self._holders.check(step.number + 1)
+        self._check_variables()
         self._gradients.end_step()  # this code may step an optimizer, whose rates aren't those of the next step
 
     def _is_last_of_epoch(self, step: Step) -> bool:
@@ -643,6 +645,7 @@ class OwnLoop:
             program.framework = self.framework
             self._training = Training(self.config, program)
             self._training.record.ends.has_code = self._has_epochs
+            self._training.record.check_variables = self._check_variables
             if self._has_epochs:
                 self._training.record.hints += list_hints(frames, self._is_own, self.is_kept)
             self._training.record.warnings += self._warnings.values()
@@ -688,10 +691,12 @@ class OwnLoop:
         assert training is not None
         assert self._taking is not None
         self._share_model()
-        with self.located():
+        try:
             self._taking.end_step()
-        assert self._holders is not None
-        self._holders.check(step.number + 1)
+        except RecipeError as error:
+            self.refuse(error.message, error.hint)
+        if training.record.is_watched:
+            self._check_variables()
         training.progress.has_ended_epoch = False
         accum = training.recipe.grad_accum
         if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
@@ -719,6 +724,11 @@ class OwnLoop:
         for shown in self._noted.shown:
             training.record.gallery.add(shown)
         self._noted, self._has_ended_step = Noted(), True
+
+    def _check_variables(self) -> None:
+        """Check after a step that the loop's variables hold the kept objects; see `Holders`."""
+        if self._holders is not None and self._step is not None:
+            self._holders.check(self._step.number + 1)
 
     def close(self) -> None:
         """Close the generator of steps, and end the pass of a loader that accelerate has prepared.

@@ -1,6 +1,7 @@
 """The variables of the functions that are running a user's loop."""
 
 import gc
+import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ def list_carried(frames: Frames) -> Iterator[Variable]:
     """Yield the variables that a function's loop leaves to its next iteration; outside of a loop, all variables."""
     for frame in frames:
         carried = find_carried(frame)
-        for name, value in frame.f_locals.items():
+        for name, value in read_locals(frame).items():
             if carried is None or name in carried:
                 yield Variable(name, value, _describe_place(frame, carried[name]) if carried else "")
 
@@ -44,13 +45,27 @@ def list_iterators(frames: Frames, given: Mapping[str, Iterator[Any]], roots: Ma
 
 def read_constants(frames: Frames) -> dict[str, Any]:
     """Return the values that the loop reads and never assigns, by name."""
-    return {name: each.f_locals[name] for each in frames for name in sorted(find_constants(each) & {*each.f_locals})}
+    found = [(each, read_locals(each)) for each in frames]
+    return {name: values[name] for each, values in found for name in sorted(find_constants(each) & {*values})}
+
+
+def read_locals(frame: types.FrameType) -> dict[str, Any]:
+    """Return a running function's variables, by name.
+
+    Before Python 3.13 a frame keeps the dict that it returns, and so the values, such as a step's batch and loss, until
+    somebody asks again. So empty that dict. (The dict of a module's or class's body is the variables themselves.)
+    """
+    own, found = frame.f_locals, dict(frame.f_locals)
+    if isinstance(own, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        own.clear()
+    return found
 
 
 class Holders:
     """The variables and attributes of a loop whose value was a kept object when the loop began."""
 
     def __init__(self, frames: Frames, kept: Iterable[Any]) -> None:
+        self._checked = 0
         known = {id(each) for each in kept}
         self._found = [
             (variable, frame)
@@ -60,15 +75,20 @@ class Holders:
         ]
 
     def check(self, step: int) -> None:
-        """Raise RecipeError if a step has assigned a new object to a variable that held a kept object.
+        """Raise RecipeError if a step since the last check has assigned a new object to a variable with a kept object.
 
         No checkpoint contains the new object.
+
+        Args:
+            step: the step that was trained last.
         """
+        first, self._checked = min(step, self._checked + 1) if self._checked else step, step
         for variable, frame in self._found:
             name = variable.name
             if _read(frame, name) is not variable.value:
+                steps = f"step {step}" if first == step else f"one of the steps {first} to {step}"
                 raise RecipeError(
-                    f"{variable.place}{name} is kept, and step {step} has put another object in its place, which no "
+                    f"{variable.place}{name} is kept, and {steps} has put another object in its place, which no "
                     "checkpoint would have",
                     hint=f"change it in place, for example {name}[:] = ... or {name}.copy_(...); or keep a "
                     "dict that holds it",
@@ -78,7 +98,7 @@ class Holders:
 def _read(frame: types.FrameType, name: str) -> Any:
     """Return the value of a running function's variable, or of an attribute such as ``self.best``; None if missing."""
     variable, _, attribute = name.partition(".")
-    value = frame.f_locals.get(variable)
+    value = read_locals(frame).get(variable)
     return vars(value).get(attribute) if attribute and hasattr(value, "__dict__") else None if attribute else value
 
 

@@ -119,6 +119,21 @@ def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) ->
         live(make_config(tmp_path, "replaces"), 2)
 
 
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_a_replaced_object_that_no_step_looks_for_is_refused_before_the_save(tmp_path: Path, is_planned: bool) -> None:
+    config, trained = make_config(tmp_path, "replaces", first=6), []
+
+    def serve(training: Training) -> Generator[None, None, None]:
+        for _ in steps(training, 7 if is_planned else TOTAL, lambda: training.progress.step == 7):
+            trained.append(training.progress.step)
+            yield
+        raise AssertionError("the state would be saved now")
+
+    with pytest.raises(RecipeError, match="queue is kept, and one of the steps 5 to 7 has put another object"):
+        run_program(config, serve)
+    assert trained == [*range(7)]
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_that_keeps_all_loses_nothing(tmp_path: Path, loop: str) -> None:
     assert not find_lost(make_config(tmp_path, loop), at=2)
