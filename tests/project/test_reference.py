@@ -135,7 +135,7 @@ def test_messages_are_found() -> None:
     tree = ast.parse(source)
     assert list(find_messages(tree, find_constants([tree]))) == [
         ("StoreFull", "no `space`", ""),
-        ("ConfigError", "log.sinks: no {name}, but ...", "try another"),
+        ("ConfigError", "log.sinks: no {name}, but {number of name}", "try another"),
     ]
 
 

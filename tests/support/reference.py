@@ -391,8 +391,12 @@ def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterat
                 continue
             hints = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
             message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
-            if WORDS.search(re.sub(r"\{\w+\}", "", message)):
-                yield name, message, hint if WORDS.search(hint) else ""
+            if has_words(message):
+                yield name, message, hint if has_words(hint) else ""
+
+
+def has_words(text: str) -> bool:
+    return bool(WORDS.search(re.sub(r"\{[^}]*\}", "", text)))
 
 
 def list_scopes(tree: ast.Module) -> list[ast.AST]:
@@ -412,16 +416,87 @@ def spell(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(spell(each, texts) for each in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return spell(node.value, texts) if isinstance(node.value, ast.Name | ast.Attribute) else "..."
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return spell_joined(node, texts)
+    if isinstance(node, ast.BinOp) and any(isinstance(each, ast.JoinedStr) or is_text(each) for each in ast.walk(node)):
         return spell(node.left, texts) + spell(node.right, texts)
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "counted":
+        return f"{{number}} {spell(node.args[1], texts)}s"
     if isinstance(node, ast.Name):
         known = texts.get(node.id)
-        is_text = isinstance(known, ast.Constant | ast.JoinedStr)
-        return spell(known, {}) if known and is_text else f"{{{node.id.strip('_')}}}"
-    return f"{{{node.attr.strip('_')}}}" if isinstance(node, ast.Attribute) else "..."
+        if isinstance(known, ast.Constant | ast.JoinedStr):
+            return spell(known, {})
+    name = name_value(node)
+    return f"{{{name}}}" if name else "..."
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def spell_joined(node: ast.JoinedStr, texts: Mapping[str, ast.expr]) -> str:
+    """Return the text of an f-string. If two values have one name, the second is called ``other``."""
+    spelled, seen = "", dict[str, str]()
+    for each in node.values:
+        value = each.value if isinstance(each, ast.FormattedValue) else each
+        if isinstance(value, ast.IfExp) and ast.unparse(value.orelse) == "''":
+            value = value.body  # such as f" of {name}" if name else ""
+        text = spell(value, texts)
+        if text.startswith("{") and seen.setdefault(text, ast.unparse(value)) != ast.unparse(value):
+            text = f"{{other {text[1:]}"
+        spelled += text
+    return spelled
+
+
+# Names in the code that say little in a message: the word to show.
+SHOWN_AS = {
+    "arg": "value", "args": "entry", "each": "value", "given": "value", "has": "value", "lineno": "line",
+    "misfit": "entry", "msg": "reason", "named": "names", "own": "own value", "qualname": "class", "said": "source",
+    "shown": "names", "st uid": "user id", "strerror": "reason", "what": "kind", "whole": "name", "who": "rank",
+}  # fmt: skip
+# Beginnings of a function's name that aren't part of the name of its result.
+VERBS = re.compile(r"^(?:describe|explain|find|list|name|read|shorten|spell)_")
+
+
+def name_value(node: ast.expr) -> str:
+    """Return the name to show for a value in a message; empty if it has none."""
+    name = ""
+    if isinstance(node, ast.Name):
+        name = node.id
+    elif isinstance(node, ast.Attribute):
+        is_class = node.attr in ("__name__", "__qualname__") and ast.unparse(node.value).startswith("type(")
+        name = "class" if is_class else node.attr
+    elif isinstance(node, ast.Subscript):
+        is_key = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        name = str(node.slice.value) if is_key and isinstance(node.slice, ast.Constant) else name_value(node.value)
+    elif isinstance(node, ast.BoolOp):
+        name = name_value(node.values[0])
+    elif isinstance(node, ast.BinOp):
+        name = name_value(node.left) or name_value(node.right)
+    elif isinstance(node, ast.IfExp) and is_text(node.body) and is_text(node.orelse):
+        return " or ".join(ast.unparse(each).strip("'") for each in (node.body, node.orelse))
+    elif isinstance(node, ast.ListComp | ast.GeneratorExp):
+        name = name_value(node.generators[0].iter)
+    elif isinstance(node, ast.Call):
+        name = name_result(node)
+    name = name.strip("_").replace("_", " ").lower()
+    return SHOWN_AS.get(name, name)
+
+
+def name_result(call: ast.Call) -> str:
+    """Return the name to show for a call's result: that of its argument, or that of the function without its verb."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    of = name_value(call.args[0]) if call.args else ""
+    if isinstance(call.func, ast.Attribute) and function in dir(str) and not is_text(call.func.value):
+        return name_value(call.func.value)  # such as text.strip()
+    if function == "map":
+        return name_value(call.args[1])
+    if function == "spell_s":
+        return "time"
+    if function == "len":
+        return f"number of {of}" if of else "number"
+    if VERBS.match(function.strip("_")):
+        return VERBS.sub("", function.strip("_"))
+    return of or function.removeprefix("get")
 
 
 def code(text: str) -> str:
