@@ -692,7 +692,7 @@ class Attempt:
             ranks.stop()
             try:
                 self._follow_stop(deadline)
-            except RankDied as error:  # not an error if the ranks answered: they have ended as ordered
+            except RankDied as error:  # not an error if the ranks answered, because they have ended as ordered
                 within_s = self.config.resume.stop_within_s
                 reason = (
                     f"within resume.stop_within_s = {within_s:g} s" if error.data.get("is_silent") else f"({error})"

@@ -38,7 +38,8 @@ class Due:
     def choose(
         self, line: Line, start: int, stop: int, total: int, next_s: float, may_wait: Callable[[], bool]
     ) -> tuple[RehearsalKind, int]:
-        """Return the kind and the start of the rehearsal that is due in the chunk ``(start, stop]``; 0 for none.
+        """Return the kind and the start of the rehearsal that is due in the chunk ``(start, stop]``; a start of 0 for
+        none.
 
         A first rehearsal starts inside the chunk, because that shows more than a start at the commit before the chunk.
 
@@ -48,7 +49,7 @@ class Due:
 
         Args:
             total: the run's last step.
-            next_s: the seconds that will have been trained until then, beside those that the newest commit counts.
+            next_s: the seconds of training after the newest commit, up to the rehearsal's start.
             may_wait: returns whether the run will continue in the living ranks. It measures memory, so it is called
                 only for a rehearsal that is due.
         """

@@ -37,8 +37,8 @@ class Owed:
     """The steps that earlier ranks had trained, and that the running ranks have to train again with the same trail.
 
     Attributes:
-        whose: ``stopped`` or ``dead``: the fate of the earlier ranks; or ``uninterrupted``, if they trained a
-            stop's shadow late.
+        whose: ``stopped`` or ``dead``: how the earlier ranks ended; or ``uninterrupted``, if new ranks
+            trained the steps for the comparison; see `holdfast.attempt.late`.
         unregistered: the values that the checkpoint before these steps doesn't contain, in ranks that were stopped.
     """
 
@@ -48,7 +48,8 @@ class Owed:
 
 
 class EarlierSteps:
-    """The steps of earlier ranks that one attempt compares with its own, and the steps that it leaves to the next one.
+    """The steps of earlier ranks that one attempt compares with its own, and the steps that it leaves to the next
+    attempt.
 
     Attributes:
         reached: the last step that was compared; 0 if none was.

@@ -97,7 +97,7 @@ class _RehearsalVerdict:
 
     @property
     def kinds(self) -> set[str]:
-        """Return the kinds of the equal rehearsals. Those of earlier versions began at commits."""
+        """Return the kinds of the equal rehearsals. Earlier versions rehearsed only from commits."""
         known = {each.kind for each in self.rehearsals} | (
             {"across"} if any(e.has_end for e in self.rehearsals) else set()
         )

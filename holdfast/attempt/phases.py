@@ -61,7 +61,7 @@ def choose_across(start: int, stop: int, per_epoch: int, total: int, past: Seque
 
 
 def _rate(step: int, start: int, per_epoch: int, past: Sequence[RehearsedSteps]) -> tuple[int, int, bool, int]:
-    """Return the sort key of a possible start. The start with the most phases that no commit has comes first."""
+    """Return the sort key of a possible start. First comes the start with the most phases that no commit has had."""
     within = step % per_epoch
     phases = sum(bool((step - start) % period and within % period) for period in PERIODS)
     known = [each.start % per_epoch for each in past]

@@ -83,8 +83,8 @@ class AttemptRanks:
         ancestor: the checkpoint of another run that this run begins with; None if it begins with its own weights.
         restart_s: the seconds from the start of the running ranks until they began to train; 0 before that.
         verified: the number of the last commit whose bytes on the store were verified in this attempt; 0 for none.
-        hangs: how often ranks hung in a row, without a save in between.
-        is_quiet: True during a rehearsal, whose builds and restores are not logged.
+        hangs: how many times in a row ranks hung, without a save in between.
+        is_quiet: whether builds and restores are left out of the log: True during a rehearsal.
         tolerance: the relative difference that is allowed between the ranks' numbers and those of other ranks that
             continue from the same commit; None if settings or code were changed, so that nothing can be compared.
     """

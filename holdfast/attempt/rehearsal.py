@@ -307,7 +307,7 @@ class Rehearsals:
         """Abandon the rehearsal that has begun, because its ranks have ended or must stop."""
         if self._pending is not None:
             self._pending, self._planned, self._lived = None, None, []
-            if self._aside.is_known:  # else the ranks are still writing it, so it stays
+            if self._aside.is_known:  # if the ranks are still writing the checkpoint, it stays
                 self._aside.clear()
 
     def reset(self) -> None:

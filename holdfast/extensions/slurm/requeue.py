@@ -128,7 +128,7 @@ def find_refusal(
         if ended is not None:
             choose_wait_s(journal.endings(), config.supervision)
             return None
-        # Count here: an attempt that never began records no ending, so that supervision can't count it.
+        # Count the requeues here, because an attempt that never began records no ending for supervision to count.
         lives, most = job.restarts - _find_last_life(journal, newest, job), config.supervision.max_failures
         return (
             f"{lives} times in a row the job began no attempt: supervision.max_failures = {most}"
@@ -138,7 +138,7 @@ def find_refusal(
     except StoreDenied as refused:
         return refused.message
     except StoreError:
-        return None  # the store can't be reached: after a requeue it may be reachable again
+        return None  # the store can't be reached now, but may be reachable after a requeue
     except HoldfastError as refused:
         return refused.message
 
