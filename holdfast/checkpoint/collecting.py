@@ -131,7 +131,7 @@ class Collected:
         except NameTaken as error:
             taken = error
         finally:
-            _note(file, stream.finish())  # take the rest after an error, too, to free the windows
+            _note(file, stream.finish())  # after an error, too, take the remaining bytes, to free the windows
         if taken is not None:
             check_same_file(self._folder, path, file.record.result(), taken)
 
@@ -142,7 +142,7 @@ class Collected:
     def _find_unchanged(self) -> frozenset[str]:
         """Return the rarely changing parts that equal the last checkpoint's parts. All ranks call it together."""
         if self._unchanged is None:
-            _, *others = self._held.owners  # the first part has the run's progress, so it always changes
+            _, *others = self._held.owners  # the first part contains the run's progress, so it always changes
             lasting = self._agree(name for name in others if name in self._own and self._own[name].may_be_copied())
             windows = MemoryWindows(self._memory, self._held.window_bytes)
             running: list[Future[Any]] = []
@@ -180,5 +180,5 @@ class Collected:
 
 
 def _note(file: File, record: FileRecord) -> None:
-    if not file.record.done():  # set already if an earlier folder name was tried
+    if not file.record.done():  # the hash is known already if an earlier folder name was tried
         file.record.set_result(record)

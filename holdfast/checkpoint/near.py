@@ -152,7 +152,8 @@ class Near:
     # ---- reading
 
     def find(self, commit: Commit) -> tuple[list[str], str]:
-        """Return the folders of `store` that may have copies of a commit's parts, and the found damage of metadata.
+        """Return the folders of `store` that may have copies of a commit's parts, and the damage of metadata that was
+        found.
 
         A folder is returned if its name has the commit's step, and if its metadata has the commit's content id or is
         missing. The metadata is missing on a node whose ranks write only some of the parts.

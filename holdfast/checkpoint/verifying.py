@@ -239,8 +239,9 @@ def find_orphans(
 ) -> Iterator[Saved]:
     """Yield verified checkpoints that no commit names and that were trained from ``head``, the latest step first.
 
-    The parent's name in a checkpoint's metadata could have been rewritten. So the checkpoint's trail must also continue
-    the parent's trail. The sums of losses in its state must equal the parent's sums plus the losses in the trail.
+    Anyone who can write to the store could have rewritten the parent's name in a checkpoint's metadata. So the
+    checkpoint's trail must also continue the parent's trail. The sums of losses in its state must equal the parent's
+    sums plus the losses in the trail.
 
     Args:
         head: the newest commit; None before the run's first commit.
