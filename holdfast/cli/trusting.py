@@ -1,4 +1,4 @@
-"""The run that an argument names, and the parts of its records to use; see `holdfast.recipe.trust`."""
+"""Open the run that a command's argument names, and decide which records to use; see `holdfast.recipe.trust`."""
 
 from collections.abc import Sequence
 from pathlib import Path
