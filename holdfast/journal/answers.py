@@ -51,7 +51,7 @@ def record_answer(journal: Journal, commit: int, reason: str) -> AnswerRecord:
 
 
 def find_answer(journal: Journal, commit: int, audits: Audits) -> AnswerRecord | None:
-    """Return the answer to the verdict on a commit; None if there is none, or if an audit was made after it."""
+    """Return the answer to the verdict on a commit; None if nobody has answered since the commit's last audit."""
     newest = max(audits.get(commit, []), default=0)
     if newest:
         with contextlib.suppress(*UNREADABLE):

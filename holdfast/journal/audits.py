@@ -30,7 +30,7 @@ def read_audits(journal: Journal, commit: int, numbers: Iterable[int]) -> Iterat
     for number in numbers:
         with contextlib.suppress(*UNREADABLE):
             audit = read_record(journal.store, AuditRecord, audit_name(commit, number))
-            if audit.commit == commit:  # a forged number may be 10**15, of which readers make a range
+            if audit.commit == commit:  # skip a forged number such as 10**15, from which readers would make a range
                 yield audit
 
 
@@ -44,7 +44,7 @@ def record_audit(journal: Journal, audit: AuditRecord) -> AuditRecord:
     while True:
         number += 1
         audit = audit.model_copy(update={"number": number})
-        with contextlib.suppress(NameTaken):  # an audit on another machine took this number first
+        with contextlib.suppress(NameTaken):  # another machine's audit took this number first
             journal.store.create(audit_name(audit.commit, number), audit.to_bytes())
             journal.enter(audit_name(audit.commit, number))
             return audit
@@ -61,7 +61,7 @@ def find_certifying(journal: Journal, commit: Commit, numbers: Iterable[int]) ->
 
 
 def list_unproved(journal: Journal, numbers: Iterable[int]) -> list[int]:
-    """Return the commits whose resume is unproved: no audit trained through it without a resume to the same bytes."""
+    """Return the commits that began with a resume which no audit has trained through to the same bytes."""
     audits, left = list_audits(journal) if (known := [*numbers]) else {}, []
     for number in known:
         commit = journal.find_commit(number)

@@ -15,10 +15,9 @@ def find_certified(
 ) -> tuple[Commit, AuditRecord] | None:
     """Return the first certified commit, and the audit that certifies the commit; None if no commit is certified.
 
-    An audit certifies a commit if it ended with the commit's bytes, and ran on a different host than the training of
-    the
-    commit: a machine that computes wrongly could repeat its own fault. A commit after a commit whose bytes are in doubt
-        is not certified, because it may continue wrong bytes correctly.
+    An audit certifies a commit if the audit ended with the commit's bytes, on a different host than the training: a
+    machine that computes wrongly could repeat its own fault. A commit after a commit whose bytes are in doubt is not
+    certified, because it may continue wrong bytes correctly.
 
     Args:
         commits: the commits to look at, in this order.

@@ -75,7 +75,7 @@ KINDS = (
     FileKind("sinks/", "", "the last step whose metrics were sent", "without it Weights & Biases may get a second run"),
     FileKind("report.html", "", "nothing: no program reads this page", _RENEWED),
 )  # fmt: skip
-# What no file shows.
+# The loss that no file of the run shows.
 ABSENT = "commits after the newest signed one, deleted with every trace of them, or the whole run in an older state"
 
 
@@ -150,7 +150,8 @@ def hash_rested(commits: Iterable[Commit], elsewhere: int = 0) -> dict[str, str]
     for commit in commits:
         names = {config_name(commit.config_fingerprint): ""} | commit.records
         if commit.number == elsewhere:
-            names = {name: names[name] for name in [config_name(commit.config_fingerprint)]}  # all that a pack contains
+            # a packed checkpoint contains only this record of the settings
+            names = {name: names[name] for name in [config_name(commit.config_fingerprint)]}
         else:
             names.setdefault(record_name("attempts", commit.attempt), "")
         wanted |= {name: sha256 for name, sha256 in names.items() if sha256 or name not in wanted}

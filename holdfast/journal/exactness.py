@@ -5,7 +5,7 @@ from holdfast.journal.audits import list_unproved
 from holdfast.journal.journal import Journal
 from holdfast.journal.records import Commit, EndingRecord
 
-INEXACT = "inexact"  # the reason in the ending of an attempt that `holdfast.errors.Inexact` has ended
+INEXACT = "inexact"  # the recorded reason if `holdfast.errors.Inexact` has ended an attempt
 
 
 def describe_resume(journal: Journal, commit: Commit) -> str:
@@ -17,7 +17,7 @@ def describe_resume(journal: Journal, commit: Commit) -> str:
         number = journal.attempts()
         ended = journal.read_ending(number) if number else None
         commit = commit.model_copy(update={"unproved": list_unproved(journal, commit.unproved)})
-    except StoreError:  # verify names the file, and the other views are about the commits
+    except StoreError:  # leave the damaged file to `verify`: the other views only need the commits
         ended = None
     return describe_exactness(commit, ended)
 

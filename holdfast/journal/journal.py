@@ -577,7 +577,7 @@ class Journal(RunFolder):
             record = read_record(self.store, Quarantine, record_name("quarantine", commit.parent))
         except (NameMissing, RecordDamaged):
             return ""
-        is_before = record.created_at < commit.created_at  # False within the same second, whose order is unknown
+        is_before = record.created_at < commit.created_at  # the order within one second is unknown: False
         return f"it continues from commit {commit.parent}, which was already quarantined" if is_before else ""
 
     def quarantine_reasons(self) -> list[str]:

@@ -44,7 +44,7 @@ def _check_time(text: str) -> str:
     return text
 
 
-# A point in time as records hold it: ISO 8601 with its offset from UTC.
+# A point in time in the format of records: ISO 8601 with the offset from UTC.
 Time = Annotated[str, AfterValidator(_check_time)]
 # A `Time`; empty in a record that was written before the field existed.
 LaterTime = Annotated[str, AfterValidator(lambda text: text and _check_time(text))]
@@ -60,7 +60,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, protected_namespaces=())
 
     def to_bytes(self) -> bytes:
-        fields = json.loads(self.model_dump_json())  # not model_dump: only pydantic's JSON has null for NaN
+        fields = json.loads(self.model_dump_json())  # don't use model_dump: only pydantic's JSON has null for NaN
         return (json.dumps(fields | {SEAL: _hash_fields(fields)}, indent=2) + "\n").encode()
 
     @classmethod
@@ -281,8 +281,8 @@ class RehearsedSteps(BaseModel):
     """The steps of one equal rehearsal.
 
     Attributes:
-        kind: where the rehearsal started: ``commit``; ``inside`` a chunk; ``across``, which is inside a chunk and goes
-            across an epoch's end; or ``stop``, at which the ranks trained on after their save.
+        kind: where the rehearsal started: at a ``commit``; ``inside`` a chunk; inside a chunk, and then ``across`` an
+            epoch's end; or at a ``stop``, after whose save the ranks trained on.
         start: the step of the checkpoint from which new ranks started.
         stop: the last step that they trained.
         has_end: whether an epoch's end is inside these steps, so that a step of the next epoch was trained.
