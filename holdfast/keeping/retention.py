@@ -124,7 +124,7 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
     """Prune a run by the policy of its saved settings; see `prune_by_policy`. Return None for a run without a commit.
 
     Raises:
-        ConfigError: the run's settings are lost, or are another run's.
+        ConfigError: the run's settings are lost, or belong to a different run.
     """
     journal.read_run()
     while True:
@@ -352,7 +352,7 @@ def _list_passed(journal: Journal, found: _Found, steps_per_epoch: int) -> set[s
 def _find_unfinished(journal: Journal, found: _Found, folders: set[str]) -> set[str]:
     """Return the folders of pruned checkpoints that an earlier prune didn't finish deleting."""
     others = folders - {commit.path for commit in found.live}
-    if others <= found.reported:  # then the folders of `found.unreported` needn't be read from their records
+    if others <= found.reported:  # then the records of `found.unreported` needn't be read
         return others
     return others & (found.reported | {journal.path_of(number) for number in found.unreported})
 
