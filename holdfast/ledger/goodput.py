@@ -21,7 +21,7 @@ much time counts as lost, but at most until the next attempt began or a supervis
 waiting. Productive time never depends on this estimate. Lost time is an upper bound and goodput a lower bound, except
 in one case that no record shows: ranks are replaced after the last save of an attempt, and then the attempt dies, too.
 
-Goodput is the productive share of the available time, which is all time but ``waiting``. The limit is the goodput if
+Goodput is the productive fraction of the available time, which is all time but ``waiting``. The limit is the goodput if
 only restarts cost time. Efficiency is goodput divided by the limit.
 """
 
@@ -49,10 +49,10 @@ TOLD_TO_END = {"preempted", "paused", "cancelled"}
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of a run, and the shares that are computed from these seconds.
+    """Seconds of a run, and the fractions that are computed from these seconds.
 
     Attributes:
-        available_s: seconds in which the machines were up.
+        available_s: seconds in which an attempt held its machines.
         productive_s: seconds of training that survived.
         restart_s: seconds until training began.
     """
@@ -63,7 +63,7 @@ class Spent:
 
     @property
     def goodput(self) -> float:
-        """Return the productive share of the available time; 0 if there was no available time."""
+        """Return the productive fraction of the available time; 0 if there was no available time."""
         return self.productive_s / self.available_s if self.available_s else 0.0
 
     @property

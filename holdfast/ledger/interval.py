@@ -2,9 +2,9 @@
 
 A save costs training ``c`` seconds: training pauses while the state is copied, and the steps during the save take
 longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
-the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the share ``c/T + T/2M`` of the
-time is lost, which is smallest at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of ``R``
-seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
+the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the fraction ``c/T + T/2M`` of
+the time is lost, which is smallest at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of
+``R`` seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
 checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
@@ -181,7 +181,7 @@ class Interval:
 
 
 def choose_interval(measured: Measured, losses: Losses) -> Interval:
-    """Return the interval with the least expected lost time, in whole steps."""
+    """Return the interval with the smallest expected loss of time, in whole steps."""
     bounds: list[tuple[float, Bound]] = [
         (math.sqrt(2 * measured.cost_s * losses.mean_s), "least lost"),
         (SAVES * measured.save_s, "a save's length"),
@@ -193,7 +193,7 @@ def choose_interval(measured: Measured, losses: Losses) -> Interval:
 
 @dataclass(frozen=True)
 class Expected:
-    """The shares of the time of a run that are expected to be lost, by cause.
+    """The fractions of a run's time that are expected to be lost, by cause.
 
     Attributes:
         restarts: the time in which attempts start.
@@ -213,7 +213,7 @@ class Expected:
 
 
 def expect(measured: Measured, losses: Losses, interval_s: float) -> Expected:
-    """Return the shares of time that a run is expected to lose with chunks of `interval_s` seconds."""
+    """Return the fractions of time that a run is expected to lose with chunks of `interval_s` seconds."""
     mean_s = losses.mean_s
     return Expected(
         restarts=measured.restart_s / mean_s,

@@ -45,7 +45,7 @@ class Dealing:
     """The assignment of virtual ranks to the ranks of a run, or to fewer ranks if machines were lost.
 
     Attributes:
-        ranks: the most ranks that the run has.
+        ranks: the maximum number of ranks of the run.
         virtual_ranks: the number of virtual ranks; each batch is divided into this number of shares.
         worst: the number of ranks at which the most time is lost.
         waiting: the fraction of a step for which an average rank then waits for the rank with the most virtual ranks.
@@ -58,7 +58,7 @@ class Dealing:
 
     @classmethod
     def of(cls, ranks: int, virtual_ranks: int) -> "Dealing":
-        """Return the assignment to at most ``ranks`` ranks. Compute at which number of ranks the most time is lost."""
+        """Return the assignment to at most ``ranks`` ranks. Find the number of ranks at which the most time is lost."""
         waiting, worst = max(
             (1 - virtual_ranks / (each * -(-virtual_ranks // each)), each) for each in range(1, ranks + 1)
         )
