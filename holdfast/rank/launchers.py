@@ -85,7 +85,7 @@ def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
 
 
 def _read_torchs(environ: Mapping[str, str]) -> Slot:
-    """Return this process's place, from the variables that torch reads."""
+    """Return this process's place among the launcher's processes, from the variables that torch reads."""
     launcher = name_launcher(environ)
     rank, size = _read_number(environ, "RANK"), _read_number(environ, "WORLD_SIZE")
     local_rank, local_size = 0, 1
@@ -99,7 +99,7 @@ def _read_torchs(environ: Mapping[str, str]) -> Slot:
 
 
 def _read_slurms(environ: Mapping[str, str]) -> Slot:
-    """Return this process's place, from the variables that srun sets for a task."""
+    """Return this process's place among the tasks of srun, from the variables that srun sets."""
     job = find_job(environ)
     if job is None or not job.tasks:
         raise _make_missing_error("SLURM_STEP_TASKS_PER_NODE" if job else "SLURM_JOB_ID", environ)

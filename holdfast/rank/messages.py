@@ -226,7 +226,7 @@ class Restored(Message):
     Attributes:
         near: the number of files that ranks have read from node-local copies instead of the store. The store's own
             files weren't verified.
-        near_problem: how a node-local copy was damaged; empty if no copy was damaged.
+        near_problem: how a node-local copy was damaged; empty if none was damaged.
     """
 
     near: int = 0

@@ -47,7 +47,7 @@ class SaveFailed(enum.Enum):
 
 
 class Orders:
-    """The orders for all ranks, as an iterator. A `Save` or a `Stop` isn't queued, but takes effect at the next step.
+    """The orders for all ranks, as an iterator. A `Save` or a `Stop` isn't queued: it takes effect at the next step.
 
     The iteration ends after an `End`, at a `Stop` without a deadline, on SIGTERM, when standard input ends, and at a
     line that is not an order; see `check`.

@@ -51,7 +51,7 @@ def main() -> int:
 
     try:
         if config.compute.has_rendezvous:
-            nodes = Nodes(config.compute, events)  # sets this rank's number, which later calls read
+            nodes = Nodes(config.compute, events)  # this call sets the rank's number, which later calls read
         heartbeats.join()
         run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
