@@ -78,7 +78,7 @@ def _read(sums: Sequence[tuple[torch.Tensor, bool]]) -> list[int]:
         places = [place for place, (value, are_cut) in enumerate(sums) if (value.device, are_cut) == kind]
         values = torch.stack([sums[place][0] for place in places])
         if kind[1]:
-            torch.distributed.all_reduce(values)  # wraps around at 2**64, as the sum in a single rank does
+            torch.distributed.all_reduce(values)  # this sum wraps around at 2**64, as the sum in a single rank does
         for place, value in zip(places, values.tolist(), strict=True):
             found[place] = value
     return found

@@ -44,7 +44,8 @@ def _read_start() -> float:
 
 
 def list_measured(attributes: dict[str, Any], owner: Any = None) -> set[str]:
-    """Return the names of those attributes that hold readings of a clock, or durations that such readings give.
+    """Return the names of the attributes that hold readings of a clock, or durations that are computed from such
+    readings.
 
     An attribute counts if it is a reading now. It also counts if its name contains a word for time, and either only
     code that reads a clock uses the attribute, or code assigns differences of clock readings to it. So ``time_queue``

@@ -73,7 +73,7 @@ def as_stateful(name: str, value: Any, ties: Ties | None = None, leave_out: Coll
 
 
 def find_left_out(stateful: Any, leave_out: Collection[str]) -> set[str]:
-    """Return the names to leave out that belong to attributes or items of an object which `as_stateful` has made."""
+    """Return the names in ``leave_out`` that are names of attributes or items of an adapter from `as_stateful`."""
     from holdfast.state.objects import Objects  # imported late, because that module imports this one
 
     if isinstance(stateful, Objects):

@@ -20,7 +20,7 @@ MODULE, KEPT, ORIGINAL = "module", "kept", "original"
 
 
 class _Base(NamedTuple):
-    """A tensor or an array without gaps that is restored in place, and of which another value may be a view."""
+    """A tensor or an array without gaps that is restored in place. Other values may be views of its memory."""
 
     device: str
     start: int

@@ -53,7 +53,7 @@ def _read_class(kind: type) -> WrittenTimes:
         return found
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):  # it has no source
+    except (OSError, TypeError, SyntaxError):  # the class has no source code
         return found
     for each in ast.walk(tree):
         if isinstance(each, ast.FunctionDef):
