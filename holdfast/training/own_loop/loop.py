@@ -205,7 +205,7 @@ class OwnLoop:
 
     @property
     def mesh(self) -> Any:
-        """See `Run.mesh`."""
+        """Implement `Run.mesh`."""
         return find_mesh(self.config, self.accelerator)
 
     @property
@@ -220,21 +220,21 @@ class OwnLoop:
         return self._wrapping.plugins.taken(self.located)
 
     def set_data_parallel(self, mesh: Any) -> None:
-        """See `Run.data_parallel`."""
+        """Implement `Run.data_parallel`."""
         if self._training is not None:
             self.refuse("run.data_parallel(...) was called after the first step", hint="call it before the loop")
         with self.located():
             self._wrapping.data.set_mesh(mesh)
 
     def wrap(self, model: torch.nn.Module, parallelize: Parallelize | None) -> torch.nn.Module:
-        """See `Run.wrap`."""
+        """Implement `Run.wrap`."""
         if self._training is not None:
             self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
         with self.located():
             return self._wrapping.wrap(model, parallelize)
 
     def keep(self, objects: Mapping[str, Any], leave_out: Sequence[str] = ()) -> None:
-        """See `Run.keep`."""
+        """Implement `Run.keep`."""
         if self._training is not None:
             self.refuse("run.keep(...) was called after the first step", hint="call it before the loop")
         missing = {*leave_out}
@@ -266,20 +266,20 @@ class OwnLoop:
         return f"{self.config.seed}/{name}/{rank}"
 
     def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
-        """See `Run.generator`."""
+        """Implement `Run.generator`."""
         seed = int.from_bytes(hashlib.sha256(self._spell_seed(name).encode()).digest()[:8], "little") >> 1
         generator = torch.Generator(device).manual_seed(seed)
         self.keep({name: generator})
         return generator
 
     def add_anneal(self, name: str, anneal: Anneal) -> Anneal:
-        """See `Run.anneal`."""
+        """Implement `Run.anneal`."""
         self.fields["anneals"][name] = anneal
         return anneal
 
     @property
     def batch_number(self) -> int:
-        """See `Run.batch_number`."""
+        """Implement `Run.batch_number`."""
         if self._training is None or self._step is None:
             self.refuse("run.batch_number was read outside the loop", hint="read it in `for epoch in run.epochs(...):`")
         begin = self._step.epoch * self._length
@@ -343,7 +343,7 @@ class OwnLoop:
     # ---- the loop
 
     def give_steps(self, loader: Any, per_epoch: int | None) -> Iterator[Step]:
-        """See `Run.steps`."""
+        """Implement `Run.steps`."""
         if self._has_epochs:
             return self._give("steps", self._steps_of_epoch())
         if self._has_steps:
@@ -356,14 +356,14 @@ class OwnLoop:
         return self._give("steps", self._all_steps())
 
     def give_epochs(self, loader: Any, per_epoch: int | None) -> Iterator[int]:
-        """See `Run.epochs`."""
+        """Implement `Run.epochs`."""
         if self._has_steps or self._has_epochs:
             self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
         self._note_data(loader, per_epoch)
         return self._give("epochs", self._all_epochs())
 
     def give_batches(self, data: Any, batch_size: int | None, options: Mapping[str, Any]) -> Iterator[Any]:
-        """See `Run.batches`."""
+        """Implement `Run.batches`."""
         if self._has_epochs:
             return self._give("batches", (self.next_batch() for _ in self._steps_of_epoch()))
         if data is None or batch_size is None:
@@ -375,7 +375,7 @@ class OwnLoop:
         return self._all_batches()
 
     def log(self, numbers: Mapping[str, Any]) -> None:
-        """See `Run.log`."""
+        """Implement `Run.log`."""
         if self._step is None:
             self.refuse("run.log(...) was called outside the loop", hint="call it in a step")
         for name, value in numbers.items():
@@ -398,7 +398,7 @@ class OwnLoop:
             self._training.record.warnings.append(warning)
 
     def show(self, shown: Mapping[str, str | bytes]) -> None:
-        """See `Run.show`."""
+        """Implement `Run.show`."""
         if self._step is None:
             self.refuse("run.show(...) was called outside the loop", hint="call it in a step")
         with self.located():
@@ -429,7 +429,7 @@ class OwnLoop:
             yield from self._taking.take(self._noted.names, self._noted.numbers, self.next_batch)
 
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-        """See `Run.clip_grad_norm_`."""
+        """Implement `Run.clip_grad_norm_`."""
         if self._training is None:
             self.refuse("run.clip_grad_norm_(...) was called outside the loop", hint="call it in a step")
         return self._training.ranks.clip(list(parameters), max_norm)
