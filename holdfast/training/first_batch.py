@@ -1,4 +1,4 @@
-"""A stream's first micro-batch, kept for the probe because a stream, unlike map-style data, has no index."""
+"""A stream's first micro-batch, which is kept for the probe because a stream can't be read at an index."""
 
 import base64
 from collections.abc import Callable

@@ -37,7 +37,7 @@ LOOP, FRAMEWORK = "loop", "framework"
 
 
 class Variable(NamedTuple):
-    """A variable of a loop, with the file and line of its first use; see `holdfast.checkpoint.found.Found`."""
+    """A variable of a loop, with the place of the variable's first use; see `holdfast.checkpoint.found.Found`."""
 
     name: str
     value: Any

@@ -66,7 +66,7 @@ def read_lines(training: Training) -> list[dict[str, Any]]:
 
 
 def spell_lines(training: Training, after: int) -> list[dict[str, Any]]:
-    """Return the trail of the steps after ``after`` that were trained since the last save, in the form for events."""
+    """Return the trail of the steps after ``after`` that were trained since the last save, as an event sends it."""
     return [spell_floats(line) for line in read_lines(training) if line["step"] > after]
 
 

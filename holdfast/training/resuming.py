@@ -84,7 +84,7 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     probe = measure_probe(training, saved_by)
     difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
     only_gradient = bool(difference) and gate.how == "exact" and not compare_outputs(training.probe or probe, probe)
-    # if one rank measures again, all ranks do, because they exchange buffers
+    # all ranks measure again if one rank does, because they exchange buffers
     is_noise = any(training.ranks.gather(only_gradient)) and has_noise(training)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
@@ -115,8 +115,8 @@ def resume_weights(training: Training, payload: Payload) -> None:
 def _search_suspects(training: Training) -> list[str]:
     """Return a line for each value that no checkpoint contains and that the program may change, the most likely first.
 
-    The process that saved is gone, so nothing can be compared: modules, generators and other objects with a state may
-    change, and so may the values that a function other than ``__init__`` assigns.
+    The process that saved is gone, so no values can be compared. Modules, generators and other objects with a state
+    may change. So may the values that a function other than ``__init__`` assigns.
     """
     found = (each for each in examine_recipe(training.recipe).found if each.name not in training.touched)
     likely = [each for each in found if each.order < LOGS and (not each.is_plain or each.is_assigned)]

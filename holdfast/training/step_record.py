@@ -79,7 +79,7 @@ class StepRecord:
         gallery: the texts and pictures that were shown.
         first_lrs: the rates of the first step of each epoch that has begun: part of the metadata, not of the state.
         measured: those metrics of the last epoch that are not part of the state.
-        trained: the step that was trained last, for `record_step`.
+        trained: the step that was trained last, which `record_step` records.
         unread: finished steps that have no line yet, each with the additional fields of its later line.
         is_detailed: whether each line has the checksums of all components and tensors, and the facts of each rank or
             share, for a proof. If False, only the first line after a checkpoint has the facts of each rank or share.

@@ -129,7 +129,7 @@ class ModelSnapshot:
                 self.touched[f"{name}.{key}"] = type(was if now is None else now).__name__
 
     def check_parameters(self) -> None:
-        """Raise RecipeError if a parameter has changed. To undo the change would need a copy of all parameters."""
+        """Raise RecipeError if a parameter has changed. Undoing the change would need a copy of all parameters."""
         written = [
             (name, each)
             for name, each, *_, version in self._parameters

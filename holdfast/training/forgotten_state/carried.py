@@ -100,7 +100,7 @@ def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
 
 
 def _find_live(places: dict[int, _Instruction], among: set[int]) -> dict[int, set[str]]:
-    """Return the live variables at each instruction in `among`: the names that may be read before they are assigned."""
+    """Return, for each instruction in `among`, the live variables: names that may be read before they are assigned."""
     live: dict[int, set[str]] = {each: set() for each in among}
     is_changed = True
     while is_changed:

@@ -1,4 +1,4 @@
-"""Advice for the user's code: the line of Python with which a checkpoint would contain a value."""
+"""Advice for the user's code: the line of Python that makes checkpoints contain a value."""
 
 import contextlib
 import functools
@@ -31,7 +31,8 @@ class At:
     Attributes:
         root: the recipe's field from which the search reached the value, or `LOOP`.
         owner: the object that has the value; the function of a closure's or a default value; None for other variables.
-        depth: how many nested objects of libraries contain the value, up to the first object of the user's.
+        depth: the number of nested library objects between the value and the first object of the user's that contains
+            it.
         place: the file and line for the report, as in `Found.place`; empty if the search hasn't found them yet.
         is_noted: whether the value is reported if it is a plain value.
         is_log: whether the value belongs to a logger, a meter or a timer.

@@ -113,7 +113,7 @@ def _allocate(
         present: the tensors that this rank's stage of a pipeline takes; None to take all tensors.
     """
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    # by part, for each group of rows in the part: the position of the group's first byte in its tensor
+    # for each part, and each group of rows in the part: the position of the group's first byte in its tensor
     firsts: list[list[int]] = []
     for header in headers:
         firsts.append([])

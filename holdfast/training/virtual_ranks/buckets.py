@@ -97,7 +97,7 @@ def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = No
 def pack_alike(
     items: Iterable[T], kind_of: Callable[[T], Hashable], size_of: Callable[[T], int], most: int
 ) -> Iterator[list[T]]:
-    """Yield the items in groups: those of a group have the same kind, and together at most the size ``most``.
+    """Yield groups of items. The items of a group have the same kind, and together at most the size ``most``.
 
     An item that is larger is a group of its own. Items of the same kind stay in their order.
     """

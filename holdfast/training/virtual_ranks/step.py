@@ -164,7 +164,7 @@ class VirtualRanks(Cooperation):
         self.sums.attach(models)
 
     def seed(self, seed: int, *, keeps_seeds: bool) -> None:
-        determinism.reseed(seed)  # the same seed in all ranks, because `share` seeds each share anew
+        determinism.reseed(seed)  # use the same seed in all ranks, because `share` seeds each share anew
 
     def list_shares(self, batch_size: int) -> list[Share]:
         return [Share(batch_size, turn.share, self.shares) for turn in self.turns]
