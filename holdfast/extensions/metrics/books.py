@@ -99,7 +99,7 @@ class Books:
         return DeadAttempt(life.number, key, min(life.began, life.claimed), ended, str(ending), attributes)
 
     def _count_endings(self, records: Records) -> None:
-        for reason in REASONS.values():  # at first 0, so that Prometheus sees the first restart as a rise
+        for reason in REASONS.values():  # begin with 0, so that Prometheus sees the first restart as an increase
             if reason.retries:
                 self._readings.put("holdfast.restarts", 0, reason.name)
         for record in records.attempts.values():

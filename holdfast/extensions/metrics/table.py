@@ -15,7 +15,7 @@ class Metric:
     Attributes:
         name: the metric's name in OpenTelemetry.
         kind: ``counter`` or ``gauge``; a counter only rises while a process lives.
-        unit: the unit in UCUM's spelling; ``1`` for a share, empty for a number without a unit.
+        unit: the unit in UCUM's spelling; ``1`` for a fraction, empty for a number without a unit.
         meaning: a sentence for a person.
         labels: the labels of the metric's series, besides ``run``.
     """
@@ -41,7 +41,7 @@ _ROWS = (
     Metric("holdfast.step", "gauge", "{step}", "Newest step that the ranks have reported."),
     Metric("holdfast.step.duration", "gauge", "s", "Seconds per step since the last report, including pauses."),
     Metric("holdfast.throughput", "gauge", "{unit}/s", "Samples or other units per second.", ("unit",)),
-    Metric("holdfast.mfu", "gauge", "1", "Share of the devices' peak FLOP/s that the model's FLOPs need."),
+    Metric("holdfast.mfu", "gauge", "1", "Fraction of the devices' peak FLOP/s that the model's FLOPs need."),
     Metric("holdfast.commits", "counter", "{commit}", "Commits, by reason.", ("reason",)),
     Metric("holdfast.commit.age", "gauge", "s", "Seconds since the newest commit."),
     Metric("holdfast.commit.interval", "gauge", "s", "Seconds between the last two commits, or in the last chunk."),
@@ -52,7 +52,7 @@ _ROWS = (
     Metric("holdfast.checkpoint", "counter", "By", "Bytes of the committed checkpoints."),
     Metric("holdfast.restore", "counter", "s", "Seconds in which checkpoints were read, verified and judged."),
     Metric("holdfast.verdicts", "counter", "{verdict}", "Verdicts on checkpoints.", ("judge", "result")),
-    Metric("holdfast.goodput", "gauge", "1", "Productive share of the available time."),
+    Metric("holdfast.goodput", "gauge", "1", "Productive fraction of the available time."),
     Metric("holdfast.spent", "gauge", "s", "Seconds of the run's life, by bucket of its ledger.", ("bucket",)),
     Metric("holdfast.restarts", "counter", "{attempt}", "Attempts that ended early, by reason.", ("reason",)),
     Metric("holdfast.host.failures", "counter", "{attempt}", "Attempts that died on a machine.", ("host",)),
