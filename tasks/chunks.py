@@ -42,7 +42,7 @@ def stoppable(body: Callable[P, R]) -> Callable[P, R | State[Any]]:
 
 
 def uncover(call: Callable[P, R | State[Any]]) -> Callable[P, R]:
-    """Wrap a task's function. If a signal has ended the task, or an error hides this, raise the signal's exception.
+    """Wrap a task's function. If a signal has ended the task, raise the signal's exception, even if an error hides it.
 
     If the signal comes while Prefect is starting a task, Prefect 3.9.1 raises ``ValueError: Task run is not set`` while
     it handles the signal. Without the wrapper, the attempt would end as failed and save nothing.

@@ -275,7 +275,7 @@ def cancel(flow_run: FlowRun, within_s: float) -> None:
 def end_tasks(flow_run: FlowRun) -> None:
     """Set the tasks of a dead flow run to Crashed. Otherwise the task of its chunk would stay Running forever.
 
-    Do nothing if the server refuses: nothing depends on these states.
+    If the server refuses, do nothing, because nothing depends on these states.
     """
 
     def end(client: SyncPrefectClient) -> None:

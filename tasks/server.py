@@ -135,7 +135,7 @@ def check_configured(setting: str) -> None:
 
 
 def describe_server(url: str, auth: str) -> dict[str, str]:
-    """Return the environment of a Prefect server that requires a secret, and whose answers only its own pages may read.
+    """Return the environment of a Prefect server that requires a secret. Only its own pages may read its answers.
 
     The server keeps heartbeats for an hour, unless this process's environment sets how long it keeps events.
 
@@ -237,7 +237,7 @@ def _release_server(process: "subprocess.Popen[bytes]") -> None:
     """Let the temporary server live on until it is unused; see `tasks.lingering`."""
     assert process.stdin is not None
     process.stdin.close()
-    process.returncode = 0  # nobody waits for it; otherwise Popen warns that it still runs
+    process.returncode = 0  # keep Popen from warning that the server still runs: no process waits for it
 
 
 def _end_server(process: "subprocess.Popen[bytes]") -> None:

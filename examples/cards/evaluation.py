@@ -18,7 +18,7 @@ class Played:
     """The result of some games from their beginning.
 
     Attributes:
-        won: what each seat has won; (games, 2).
+        won: the return of each seat; (games, 2).
         lengths: how many actions each game took.
         choices: the policy's choices.
     """

@@ -1,10 +1,10 @@
 """The league: past policies of the run as opponents.
 
 A snapshot of the policy joins the league at fixed steps. The league keeps the weights of its members in the run's own
-state, and doesn't read them from the run's older checkpoints, for three reasons. Where checkpoints lie depends on the
-lengths of chunks and on deaths, so a resumed run would meet other opponents. A checkpoint is still being written while
-the next steps train. And retention deletes checkpoints. So every opponent comes out of a checkpoint that was verified
-against its commit; in addition, each member is compared with the SHA-256 that it had when it joined.
+state, and doesn't read them from the run's older checkpoints, for three reasons. The steps with a checkpoint depend
+on the lengths of chunks and on deaths, so a resumed run would meet different opponents. A checkpoint is still being
+written while the next steps train. And retention deletes checkpoints. So every opponent comes out of a checkpoint that
+was verified against its commit; in addition, each member is compared with the SHA-256 that it had when it joined.
 
 All members together are one module, so that a checkpoint has them once, and not once for each rank. Parts of a
 checkpoint in which no member has changed are copied from the checkpoint before.
@@ -64,7 +64,7 @@ def choose_buckets(numbers: Sequence[int], settings: LeagueSettings) -> dict[str
 
 
 def wilson_lower(wins: float, games: float) -> float:
-    """Return the lower end of the 95 % confidence interval of a share of wins.
+    """Return the lower end of the 95 % confidence interval of a win rate.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
     """

@@ -106,7 +106,7 @@ class Learner:
 
     Attributes:
         model: the policy, which may be wrapped to average gradients over ranks.
-        ent_coef: the share of the entropy in the loss, which changes with the step.
+        ent_coef: the weight of the entropy in the loss, which changes with the step.
         draw: the generator from which minibatches are drawn.
     """
 
@@ -147,7 +147,8 @@ class Learner:
             return (numbers * weight).sum() / total
 
         chances = self.sampler.chances(logits, rollout.legal[:, rows])
-        taken = F.one_hot(rollout.action[:, rows], chances.shape[-1])  # unlike gather, deterministic on a GPU, too
+        # one_hot is deterministic on a GPU, too; gather isn't
+        taken = F.one_hot(rollout.action[:, rows], chances.shape[-1])
         moved = (chances.clamp_min(TINY).log() * taken).sum(-1) - rollout.chance[:, rows]
         advantage = targets.advantage[:, rows]
         advantage = advantage - mean(advantage)

@@ -27,7 +27,7 @@ class Rollout:
         memory: the games' memories before the first tick; (rows, 2, 2, hidden).
         next_seat, next_value: the seat that moves after the last tick, and the value that the policy expects; (rows,).
         entropy: the mean entropy of the policy's own choices, without smoothing.
-        noop_rate: the share of no-ops among the policy's own choices that include one.
+        noop_rate: the fraction of no-ops among the policy's own choices that include one.
     """
 
     seen: Tensor
@@ -76,7 +76,7 @@ class Choices:
 
     @property
     def noop_rate(self) -> float:
-        """Return the share of no-ops among the choices that include one; 0 for a game without no-ops."""
+        """Return the fraction of no-ops among the choices that include one; 0 for a game without no-ops."""
         return self.noop_count / self.with_noop if self.with_noop else 0.0
 
 
@@ -107,7 +107,7 @@ class Rollouts:
         """Play ``ticks`` actions in each game, and return the rollout. A new game follows each game that ends.
 
         Args:
-            noops: which actions do nothing; (actions,).
+            noops: for each action, whether it does nothing; (actions,).
         """
         memory, choices = self.memory, Choices(noops)
         done = [self._tick(choices) for _ in range(ticks)]

@@ -70,7 +70,7 @@ def chat(settings: Settings) -> Recipe:
             or the template doesn't mark the answers or doesn't suit the tokenizer.
     """
     check_installed()
-    from examples.chat import models, tokens  # they import transformers, which takes seconds
+    from examples.chat import models, tokens  # imported late: these modules import transformers, which takes seconds
 
     conversations = read_conversations(settings.data, settings.limit)
     tokenizer = make_tokenizer(settings, conversations)
@@ -111,7 +111,8 @@ def check_installed() -> None:
     Raises:
         RecipeError: a library is missing.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it once, when it is imported
+    # set before the import, because huggingface_hub reads the variable when it is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise RecipeError(f"the recipe chat needs {', '.join(missing)}", hint=f"pip install {' '.join(missing)}")

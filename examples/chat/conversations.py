@@ -90,7 +90,7 @@ def explain_standard_library() -> Iterator[Conversation]:
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         if any(part.startswith("_") for part in module.split(".")):
             continue
-        with warnings.catch_warnings(action="ignore"):  # old escapes in the library's own strings
+        with warnings.catch_warnings(action="ignore"):  # ignore warnings about old escapes in the library's strings
             tree = ast.parse((root / name).read_bytes())
         for definition, path in _list_public(tree, module):
             answer = (ast.get_docstring(definition) or "").partition("\n\n")[0].strip()

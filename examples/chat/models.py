@@ -55,7 +55,7 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
     """
-    from peft import LoraConfig, get_peft_model  # takes a second
+    from peft import LoraConfig, get_peft_model  # imported late, because the import takes a second
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted: nn.Module = get_peft_model(model, config)

@@ -139,7 +139,7 @@ def encode(
     cuts = [0, *(cut for span in spans for cut in span), len(text)]
     pieces = tokenizer([text[start:stop] for start, stop in pairwise(cuts)], add_special_tokens=False)["input_ids"]
     tokens = [token for piece in pieces for token in piece]
-    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second is an answer
+    is_answer = [number % 2 == 1 for number, piece in enumerate(pieces) for _ in piece]  # every second piece
     return tokens[:max_length], is_answer[:max_length]
 
 

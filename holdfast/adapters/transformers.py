@@ -266,7 +266,7 @@ class _Loader:
 
 @contextlib.contextmanager
 def _skipping() -> Iterator[None]:
-    """Prevent the Trainer from skipping batches in the block, because the run itself continues at the right batch."""
+    """Inside the block, keep the Trainer from skipping batches, because the run itself continues at the right batch."""
     usual = transformers.trainer.skip_first_batches
     transformers.trainer.skip_first_batches = lambda loader, *others, **options: loader
     try:

@@ -82,7 +82,7 @@ def chooses_kernels(name: str, patterns: tuple[str, ...] = PROCESS_VARIABLES + C
 def _describe_cpu(places: Places) -> dict[str, Any]:
     """Return the CPU's name, family, vector instructions and caches.
 
-    The name isn't enough, because clouds often give different CPUs the same name.
+    The name isn't enough, because clouds often use one name for different CPUs.
     """
     shown = _read_cpuinfo(places.cpuinfo)
     family = " ".join(

@@ -69,7 +69,7 @@ class Notice:
     _deadline: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        within_s = self.within_s if self.within_s > 0 else 0.0  # NaN becomes 0, too
+        within_s = self.within_s if self.within_s > 0 else 0.0  # this comparison turns NaN into 0, too
         object.__setattr__(self, "within_s", min(within_s, MAX_WITHIN_S))
         object.__setattr__(self, "_deadline", time.monotonic() + self.within_s)
 

@@ -1,4 +1,4 @@
-"""The search for a slow rank: for how long the ranks of a machine wait for each rank, computed from heartbeats.
+"""The search for a slow rank. The heartbeats show for how long the ranks of a machine wait for each rank.
 
 The rank that arrives last at a synchronization waits least. So the time that the other ranks have waited for a rank is
 their mean time at `Place.SYNCING`, minus this rank's own time at this place.

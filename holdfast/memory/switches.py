@@ -1,4 +1,4 @@
-"""The switches of the optimizations: the environment variable ``HOLDFAST_WITHOUT`` names those that are off."""
+"""The switches of the optimizations: the variable ``HOLDFAST_WITHOUT`` names the optimizations that are off."""
 
 import functools
 import os

@@ -167,7 +167,8 @@ def _hint(refused: Sequence[Change], changes: Sequence[Change], is_unexplained: 
 
 
 def _shorten_names(changes: Iterable[Change]) -> list[str]:
-    """Return few names for ``accept_drift`` that accept these changes: each setting's name, and otherwise a prefix.
+    """Return a short list of names for ``accept_drift`` that accepts these changes: each setting's name, otherwise a
+    prefix.
 
     A prefix, such as ``sources``, accepts all changes of a kind.
     """

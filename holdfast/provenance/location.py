@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> str:
         kind, text = "", text.strip().splitlines()[-1] + ", in a loader worker"
     own = [frame for frame in frames if is_own_file(frame[0])]
     where = "{}:{}: ".format(*(own or frames)[-1]) if frames else ""
-    text = " ".join(text.split())  # cut below: some of torch's messages have a hundred lines
+    text = " ".join(text.split())  # shorten the text, because some of torch's messages have a hundred lines
     return f"{where}{kind}{text if len(text) <= MAX_LETTERS else text[:MAX_LETTERS] + '...'}"
 
 

@@ -1,4 +1,4 @@
-"""Values that are functions of the step: a temperature, an entropy coefficient, a teacher's share."""
+"""Values that are functions of the step: a temperature, an entropy coefficient, a teacher's weight in the loss."""
 
 import math
 import sys

@@ -76,7 +76,8 @@ def language(
     held_out = Windows(text[-held_out_bytes:], context)
     model = Decoder(context, layers, heads, width, dropout)
     if compiled:
-        model.compile(dynamic=False)  # in place: torch.compile(model) would change the state's names and the content id
+        # compile in place, because torch.compile(model) would change the state's names and the content id
+        model.compile(dynamic=False)
     return Recipe(
         model=model,
         data=windows,

@@ -57,7 +57,7 @@ class ObjectStore(Store):
     def creating(self, name: str) -> Iterator[Writer]:
         """Create an object from pieces. Memory holds at most `Upload.at_once` + 2 parts of the object at a time."""
         if self.exists(name):
-            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # raised before any part is sent
+            raise NameTaken(f"can't write {name} in {self.url}: it exists")  # refuse before any part is sent
         with PartsWriter(
             put=functools.partial(self.create, name),
             begin=lambda: self._ask(f"write {name}", functools.partial(self._upload, self._path(name))),

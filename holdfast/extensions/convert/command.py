@@ -9,7 +9,7 @@ from holdfast.errors import ConfigError
 from holdfast.extensions.convert.conversion import Conversion, convert
 from holdfast.proof.prove import prove
 
-# Shorter runs than this many chunks would lose much at a kill.
+# The number of chunks of a run. With fewer chunks a kill would lose much of the run.
 CHUNKS = 10
 KILLS = 3
 

@@ -32,7 +32,7 @@ from holdfast.extensions.convert.script import (
 from holdfast.extensions.convert.state import State, StateFinder
 
 WIDTH = 110
-# The number of steps of a loop that doesn't say it.
+# The assumed number of steps of a loop whose number of steps is unknown.
 STEPS = 1000
 SAVES = re.compile(r"(^|\.)(torch\.save|_?save_checkpoint|_?save_ckpt|_?save_model|save_state|accelerator\.save)$")
 # How scripts read their options, besides ``parser.parse_args()``.
@@ -414,10 +414,10 @@ class _Changer(_Entry):
         self._ask_about_split(outer, batch)
 
     def _find_number(self, expression: ast.expr | None, names: int = 8) -> int | None:
-        """Return the number that an expression is, if the script says so: in constants, or as an option's value.
+        """Return the number that an expression stands for, if the script's constants or options give it one.
 
         Args:
-            names: the most names to follow, one after another.
+            names: the maximum number of names to follow, one after the other.
         """
         if expression is None or not names:
             return None
@@ -741,7 +741,7 @@ def _values_of(tree: ast.AST, name: str, options: Sequence[str]) -> Iterator[ast
 
 
 def _find_argument(call: ast.Call, function: Function, parameter: ast.expr) -> ast.expr:
-    """Return the argument that a call gives for a parameter; the parameter itself if it is none."""
+    """Return the argument that a call passes for a parameter; a name that is no parameter is returned unchanged."""
     return arguments_of(call, function).get(dotted(parameter), parameter)
 
 

@@ -21,11 +21,11 @@ from holdfast.extensions.convert.script import (
     function_of,
 )
 
-# Calls around a loader that leave its batches as they are.
+# Functions that wrap a loader and leave its batches unchanged.
 WRAPPERS = {"enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "track", "trange", "log_every", "notebook_tqdm"}
 LOADER = re.compile(r"loader|_dl$|^dl$|^train_iter$|^trainset_iter$", re.IGNORECASE)
 STEPS = re.compile(r"opt|scaler|adam|sgd|engine", re.IGNORECASE)
-# The loops of other libraries: the method that trains, by the end of the class's name.
+# For the loops of other libraries: the methods that train, by the ending of the class's name.
 FOREIGN = {"Trainer": ("train", "fit")}
 
 
@@ -53,7 +53,7 @@ class Loops:
 
     @property
     def around(self) -> list[Loop]:
-        """The loops in which the outer loop is, itself or by calls: they train several times."""
+        """The loops around the outer loop, in its function or in a function that calls it: they train several times."""
         places = [self.outer, *(call for call, _ in self.calls_into(self.outer))]
         return [each for place in places for each in _loops_around(place)]
 
@@ -122,7 +122,7 @@ class Finder:
         """Return whether a node, or a function that it calls, calls ``backward`` or updates weights."""
         for each in ast.walk(node):
             if what == "step" and isinstance(each, ast.Attribute) and each.attr == "grad":
-                return True  # an update by hand
+                return True  # the code updates weights without an optimizer
             if not isinstance(each, ast.Call):
                 continue
             if isinstance(each.func, ast.Attribute):
@@ -169,7 +169,7 @@ class Finder:
 
     @cached_property
     def _instances(self) -> dict[str, str]:
-        """Return the script's class of each variable that is an instance of one, by the variable's name."""
+        """Return the variables that are instances of the script's classes: the class, by the variable's name."""
         classes = {own for own, _ in self._methods}
         return {
             target.id: called(node.value)

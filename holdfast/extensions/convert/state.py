@@ -44,7 +44,7 @@ CLOCKS = re.compile(r"(^|\.)(time|perf_counter|monotonic|process_time)$|datetime
 NOT_STATE = {"tqdm", "argparse", "argumentparser", "dataloader", "progress", "accelerator"}
 
 
-LOGGERS = ("logger", "writer")  # the ends of their names
+LOGGERS = ("logger", "writer")  # the ends of the names of loggers
 
 
 @dataclass
@@ -55,7 +55,7 @@ class State:
         kept: the objects to keep, as expressions by name.
         carried: the plain variables that a pass hands to the next, with the value at the beginning.
         unclear: variables that a pass hands to the next, and for which a person has to decide, with the reason.
-        detached: how to detach carried variables that are tensors, as formats.
+        detached: for carried variables that are tensors: a format for the code that detaches the tensor.
         conditions: the tests of the `if` that makes a kept object, by name, for objects that nothing else makes.
     """
 
@@ -298,7 +298,7 @@ class StateFinder:
         return {dotted(each) for each in stored if isinstance(each.ctx, ast.Store) and dotted(each).startswith("self.")}
 
     def list_restarted(self) -> tuple[list[str], list[str]]:
-        """Return the names of the batch loop's own function that a resume restarts: sums, and what a pass hands on."""
+        """Return the local variables that a resume resets: sums, and values that a pass leaves to the next."""
         batch = self._found.batch
         around = function_of(batch)
         if around is None or around is function_of(self._found.outer):

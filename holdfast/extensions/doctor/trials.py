@@ -133,7 +133,7 @@ class Trials:
             return ""
         if interrupted:
             time.sleep(SETTLES_S)
-        with contextlib.suppress(Exception):  # the loop below finds any file that remains
+        with contextlib.suppress(Exception):  # ignore an error here, because the loop below finds any file that remains
             self._inner.sweep(datetime.now(UTC) + timedelta(days=1))
         with contextlib.suppress(Exception):
             self.store.delete_folder(self.name)

@@ -121,7 +121,7 @@ def _compare(what: str, told: BaseModel, found: BaseModel) -> None:
 
 
 def _to_bytes(part: BaseModel, name: str) -> bytes:
-    # Python takes 1, 1.0 and True for equal.
+    # Compare as JSON, because in Python 1, 1.0 and True are equal.
     return dump_json({name: part.model_dump(mode="json")[name]})
 
 

@@ -24,7 +24,7 @@ class ReportedLife:
         began: when its ranks were started.
         ended: when it ended; if that is not on record, the latest time at which it can have trained.
         gap_s: seconds between the end of the previous attempt and the beginning of this one.
-        first_step, last_step: the committed steps of its ranks are the steps after ``first_step``, up to ``last_step``.
+        first_step, last_step: its ranks trained the committed steps after ``first_step``, up to ``last_step``.
             A later attempt may have committed the last of these steps, from a checkpoint of this attempt.
         reason: why it ended. If the last attempt has no ending on record, "running": it still trains, or it died
             without a record.

@@ -14,7 +14,7 @@ from holdfast.journal import REPORT, Commit, Journal, record_name
 from holdfast.memory.priority import Priority
 from holdfast.store import open_store
 
-if TYPE_CHECKING:  # publishing imports numpy, which would delay the attempt's start
+if TYPE_CHECKING:  # imported later, because the module imports numpy, which would delay the attempt's start
     from holdfast.extensions.report.publishing import Publisher
 
 log = logging.getLogger(__name__)

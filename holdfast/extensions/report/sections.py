@@ -134,7 +134,7 @@ def _make_row(life: ReportedLife) -> list[object]:
 
 
 def _describe_slow(slow: SlowRank | None) -> str:
-    """Describe the rank for which the other ranks waited: its machine, the share of a step, and the steps."""
+    """Describe the rank for which the other ranks waited: its machine, the fraction of a step's time, and the steps."""
     return f"rank {slow.rank} on {slow.where}: {slow.share:.0%} of steps {slow.start:,}-{slow.stop:,}" if slow else ""
 
 

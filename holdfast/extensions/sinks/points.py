@@ -23,7 +23,7 @@ def read_points(journal: Journal, commit: Commit) -> list[Point]:
 
 
 def _describe_beginning(journal: Journal, commit: Commit) -> str:
-    """Return a note on the beginning of a commit's attempt; empty if the commit is not the attempt's first."""
+    """Return a note that says how a commit's attempt began; empty if the commit is not the attempt's first."""
     parent = journal.find_parent(commit)
     if parent is None:
         return f"attempt {commit.attempt} begins the run" if not commit.parent else ""

@@ -1,6 +1,6 @@
-"""The way in which this process waits for its GPUs: it sleeps, while CUDA's default is to spin.
+"""The setting that lets this process sleep while it waits for a GPU. By default CUDA spins.
 
-A process that spins looks like one that computes, so a rank whose GPU hangs couldn't be told from a rank that compiles.
+A spinning process looks like a computing process, so a rank whose GPU hangs couldn't be told from a rank that compiles.
 The spinning also takes a core from the loader's workers.
 
 Source: the CUDA driver API, cuDevicePrimaryCtxSetFlags and CU_CTX_SCHED_BLOCKING_SYNC.
