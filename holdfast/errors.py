@@ -264,7 +264,7 @@ class GpuUnhealthy(RunStopped, RuntimeError):
 
 
 class SelfTestFailed(RunStopped, RuntimeError):
-    """A rank's device gave different bits for an equal computation."""
+    """A rank's device computed different bits when it repeated a computation."""
 
     reason = "self_test_failed"
 
@@ -294,7 +294,7 @@ class FolderTaken(RunStopped, FileExistsError):
 
 
 class NoProgress(RunStopped, RuntimeError):
-    """The same failure happened at the same step again."""
+    """A failure happened again at the same step."""
 
     reason = "no_progress"
 
@@ -306,7 +306,7 @@ class Superseded(RunStopped, RuntimeError):
 
 
 class RunHeld(Superseded):
-    """An audit found that a machine computes wrongly, and holds the run until a person releases it or rolls it back."""
+    """An audit found that a machine computes wrongly, and holds the run until a person ends the hold."""
 
     reason = "held"
 
@@ -321,8 +321,7 @@ class RunHeld(Superseded):
         return cls(
             f"run {run!r} is held: {reason}",
             hint=f"holdfast release {url} --rollback goes back to a commit with the right bytes; without --rollback "
-            f"the run continues as "
-            "it is",
+            "the run continues from its newest commit",
         )
 
 

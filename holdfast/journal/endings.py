@@ -43,7 +43,7 @@ _ROWS = (
     Reason("completed", "the run is complete", state="Completed"),
     Reason(
         "preempted",
-        "SIGTERM, a cloud's notice or a drain file told the attempt to end, and it saved first",
+        "SIGTERM, a cloud's notice or a drain file told the attempt to end, and the attempt saved first",
         MACHINE,
         state="Completed",
     ),
@@ -58,7 +58,7 @@ _ROWS = (
         False,
         "Crashed",
     ),
-    Reason("crashed", "the attempt's process died, and its Prefect worker saw that", FAILURE, True, False, "Crashed"),
+    Reason("crashed", "the attempt's process died, and its Prefect worker noticed", FAILURE, True, False, "Crashed"),
     Reason("rank_crashed", "a rank died, and so did the ranks that replaced it", FAILURE, True),
     Reason("rank_hung", "a rank made no progress, and neither did the ranks that replaced it", FAILURE, True),
     Reason("out_of_memory", "the recipe asked for more memory than there is", FAILURE),
@@ -66,7 +66,9 @@ _ROWS = (
     Reason("unhealthy", "a health signal left its limits", FAILURE),
     Reason("gpu_unhealthy", "a GPU of the attempt's machine, or its driver, reports a fault", FAILURE),
     Reason(
-        "self_test_failed", "a device of the attempt's machine gave different bits for an equal computation", FAILURE
+        "self_test_failed",
+        "a device of the attempt's machine computed different bits when it repeated a computation",
+        FAILURE,
     ),
     Reason(
         "machine_quarantined",
@@ -74,7 +76,7 @@ _ROWS = (
         MACHINE,
     ),
     Reason("machine_refused", "an extension refuses the attempt's machine", MACHINE),
-    Reason("no_progress", "the same failure happened at the same step again", FAILURE),
+    Reason("no_progress", "a failure happened again at the same step", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
     Reason("stopped", "the attempt ended early for another reason", FAILURE),
     Reason("folder_gone", "the run's folder was moved or deleted", raises=RunGone),
@@ -93,14 +95,14 @@ _ROWS = (
     Reason("superseded", "another process has started a later attempt, which owns the run", raises=Superseded),
     Reason(
         "held",
-        "audits found that a machine computes wrongly; no attempt trains the run until a person releases it",
+        "audits found that a machine computes wrongly; no attempt trains the run until a person releases the run",
         raises=RunHeld,
     ),
-    Reason("released", "a person released the run, which audits had held", state="Completed"),
+    Reason("released", "a person released the run after audits had held it", state="Completed"),
     Reason("cancelled", "a person cancelled the attempt", state="Cancelled", raises=RunStopped),
     Reason(
         "paused",
-        "a person paused the attempt; when resumed, the run continues as another attempt",
+        "a person paused the attempt; when resumed, the run continues as a new attempt",
         state="Paused",
         raises=RunStopped,
     ),
