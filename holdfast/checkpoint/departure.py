@@ -13,13 +13,14 @@ from holdfast.provenance.canonical import finite_or_none
 
 Line = Mapping[str, Any]
 
-# The fewest and the most steps of a rehearsal, whatever the speed. The line of each step has a checksum of each
-# component.
+# The minimum and the maximum number of steps of a rehearsal, for any speed. The line of each step has a checksum of
+# each # component.
 REHEARSED_STEPS = 4
 MOST_REHEARSED = 64
 # The largest number of steps that ranks train after a stop's save, and of those whose lines have the checksums of all
-# tensors. State with a period, such as a count for an accumulation of gradients, acts once in each period, so a few
-# more steps than the usual periods find it. The further steps find state that begins to act late.
+# tensors. State with a period, such as a count for an accumulation of gradients, has an effect once in each
+# period. So a rehearsal with a few more steps than the usual periods finds such state. The further steps find state
+# that begins to act late.
 MOST_SHADOWED, MOST_DETAILED = 64, 16
 # The fields of a trail's line, and of the line's entries for ranks and shares. Causes come before their effects. For a
 # ``state`` that differs, its components that differ are named instead.
