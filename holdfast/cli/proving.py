@@ -127,8 +127,8 @@ def audit_command(
         set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Train with the recorded recipe and settings, even if the code is elsewhere or a setting names a
-            file or an address, but never with code from a file in a store.
+        trust_records: Train with the recorded recipe and settings, even if the code is elsewhere or a setting names
+            a file or an address. Code in a file of a store is never run.
         json: Print JSON.
     """
     check_on_fault(on_fault)
@@ -218,8 +218,8 @@ def evaluate_command(
         set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
             built, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Build the recorded recipe with the recorded settings, even if the code is elsewhere or a setting
-            names a file or an address, but never with code from a file in a store.
+        trust_records: Build the recorded recipe with the recorded settings, even if the code is elsewhere or a
+            setting names a file or an address. Code in a file of a store is never run.
         json: Print JSON.
     """
     journal, trust = open_trusted(run, recipe, trust_records, set_ or [])
