@@ -30,7 +30,7 @@ LEAST_DEVIATION = 0.01
 BEYOND = 5.0
 # The number of ordinary steps after which another spike may begin, because a spike often lasts for a few steps.
 QUIET = 8
-MOST = 8  # the most spikes that a commit records
+MOST = 8  # the maximum number of spikes in a commit's record
 WATCHED = ("loss", "grad_norm")
 CALLED = {"loss": "loss", "grad_norm": "gradient norm"}
 
