@@ -1,9 +1,9 @@
 """The share of a run's training time that its audits may take: the time already taken, and the faults to be found.
 
-Everything here is a pure function of records. The time of an audit is the time that the run itself spent in the audited
-steps, so that a busy or a slower machine doesn't change which commits are chosen.
+Everything here is a pure function of records. The time of an audit is the time that the run itself spent in the
+audited steps. So a busy or slow machine doesn't change which commits are chosen.
 
-**What a share finds.** Let a run train ``D`` seconds a day, in chunks of ``c`` seconds on average, and let an audit
+**What a share finds.** Let a run train ``D`` seconds a day, in chunks of ``c`` seconds on average. Let an audit
 train ``a`` seconds on average, and ``A`` at most: a chunk, or two chunks if the audit crosses a resume. A share ``s``
 then pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as the run has trained ``A / s`` seconds.
 

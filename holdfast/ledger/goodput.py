@@ -15,8 +15,8 @@ bucket          seconds
 
 The buckets sum to the wall time exactly, because one cursor moves over the run's life and counts each second once.
 
-The time of a sudden death is not on record. An attempt without a recorded ending can have continued after its last
-recorded step for at most one chunk and its save, because otherwise there would be a checkpoint of that chunk. So this
+The time of a sudden death is not on record. An attempt without a recorded ending can have continued after its
+last recorded step for at most one chunk and its save. Otherwise there would be a checkpoint of that chunk. So this
 much time counts as lost, but at most until the next attempt began or a supervisor noticed the death. The rest counts as
 waiting. Productive time never depends on this estimate. Lost time is an upper bound and goodput a lower bound, except
 in one case that no record shows: ranks are replaced after the last save of an attempt, and then the attempt dies, too.

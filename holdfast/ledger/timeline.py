@@ -1,8 +1,8 @@
 """The lives of a run's attempts on one clock, computed from the run's records.
 
-A commit records when its last step ended (``trained_at``), how long its steps took and how long its save stalled the
-ranks, so the times of its steps are known. Commits of early versions have no ``trained_at``. For these, the time of the
-record minus the duration of the save is used, which is exact to a few seconds.
+A commit records when its last step ended (``trained_at``), how long its steps took and how long its save stalled
+the ranks. From these numbers the times of its steps follow. Commits of early versions have no ``trained_at``. For
+these, the time of the record minus the duration of the save is used, which is exact to a few seconds.
 """
 
 import itertools
