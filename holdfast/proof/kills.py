@@ -9,7 +9,7 @@ from dataclasses import dataclass
 PERIODS = range(2, 9)
 # A chunk end beside an epoch's end has at most this distance from it.
 NEAR = 8
-# The fewest and the most steps of a proof, whatever the speed.
+# The minimum and the maximum number of steps of a proof, for any speed.
 FEWEST_STEPS = 20
 MOST_STEPS = 1000
 

@@ -114,8 +114,8 @@ def search(straight: "_Run", resumed: "_Run", *, is_equal: bool) -> dict[str, li
     """Return the fields ``products``, ``lost`` and ``unchanged`` of a `Proof`.
 
     Args:
-        is_equal: whether the runs end on the same bytes. If the bytes differ and a resume has lost a value, the values
-            at the end aren't compared, because other values may differ there as a consequence of the lost value.
+        is_equal: whether the runs end on the same bytes. If the bytes differ and a resume has lost a value, the
+            values at the end aren't compared: other values may differ there because of the lost value.
     """
     lost = dict(resumed.lost)
     if is_equal or not lost:

@@ -79,8 +79,8 @@ def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
     """Return the number of epochs of a replay that trains a commit's steps again.
 
     The saved configuration may have too few epochs, because the run may have been extended since these settings were
-    first used. So return at least one epoch more than the commit has completed. But if the commit completed the run at
-    that time, its epoch was the last epoch, and the replay needs the same end, because a Trainer has ended its own
+    first used. So return at least one epoch more than the commit has completed. But if the commit completed the run
+    at that time, its epoch was the last epoch. The replay then needs the same end, because a Trainer has ended its own
     loop.
     """
     return commit.epoch if _was_complete(journal, commit) else max(config.epochs, commit.epoch + 1)

@@ -109,8 +109,8 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
         verdict: a verdict that names a machine.
 
     Returns:
-        The commit; None if the run can be rolled back already, if no commit is wrong, if all commits in doubt are
-        wrong, or if the audits of the chosen commit don't agree yet.
+        The commit; None in four cases: the run can be rolled back already, no commit is wrong, all commits in
+        doubt are wrong, or the audits of the chosen commit don't agree yet.
     """
     first = _find_first(journal, verdict)
     if first is None or not verdict.is_own or find_verified_before(journal, first.number) is not None:
