@@ -47,9 +47,9 @@ def list_measured(attributes: dict[str, Any], owner: Any = None) -> set[str]:
     """Return the names of the attributes that hold readings of a clock, or durations that are computed from such
     readings.
 
-    An attribute counts if it is a reading now. It also counts if its name contains a word for time, and either only
-    code that reads a clock uses the attribute, or code assigns differences of clock readings to it. So ``time_queue``
-    of gymnasium's ``RecordEpisodeStatistics`` counts, and the time of a simulation doesn't.
+    An attribute counts if it is a reading now. An attribute whose name contains a word for time also counts in two
+    cases: only code that reads a clock uses the attribute, or code assigns differences of clock readings to it. So
+    ``time_queue`` of gymnasium's ``RecordEpisodeStatistics`` counts, and the time of a simulation doesn't.
 
     Args:
         attributes: an object's ``__dict__``, or any other dict.

@@ -15,7 +15,7 @@ import torch
 from holdfast.errors import StateError
 from holdfast.state.tensor_forms import is_sharded
 
-# The most unused bytes between a value's elements that a restore allocates; see `check_gaps`.
+# The maximum number of unused bytes that a restore allocates between a value's elements; see `check_gaps`.
 LARGEST_GAPS_BYTES = 2**30
 
 
