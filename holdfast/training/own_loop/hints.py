@@ -1,8 +1,8 @@
 """Hints about variables that begin anew when a run resumes inside an epoch, found in the source of a user's loop.
 
-An index from ``enumerate``, an iterable beside the run's batches, and a variable that is set at an epoch's beginning
-and changed by each step have different values after such a resume. They are harmless if they are only printed or
-logged. So a hint is given only if a call that trains, such as ``optimizer.step()``, depends on one of them.
+Three kinds of values differ after such a resume: an index from ``enumerate``, an iterable beside the run's batches,
+and a variable that is set at an epoch's beginning and changed by each step. They are harmless if they are only printed
+or logged. So a hint is given only if a call that trains, such as ``optimizer.step()``, depends on one of them.
 """
 
 import ast
