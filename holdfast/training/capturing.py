@@ -48,9 +48,9 @@ def capture(training: Training) -> dict[str, Any]:
 def await_device(training: Training) -> None:
     """Wait for the work that the program has queued on this rank's GPU, on all streams.
 
-    A read of the state is ordered only after the work on the current stream. Without this wait the read could see half
-    of a copy on another stream, such as an average of the weights, or of a ``non_blocking`` copy to a tensor on the
-    CPU; the checkpoint would then contain these half-copied bytes.
+    A read of the state is ordered only after the work on the current stream. Without this wait the read could see
+    half of a copy: a copy on another stream, such as an average of the weights, or a ``non_blocking`` copy to a tensor
+    on the CPU; the checkpoint would then contain these half-copied bytes.
     """
     if training.accelerator.device.type != "cpu":
         heartbeats.mark(Place.DEVICE)

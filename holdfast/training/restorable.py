@@ -96,7 +96,7 @@ def check_same_ranks(training: Training) -> None:
 
 
 def _describe_odd(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """Return a text for an error: the ranks whose model or optimizer differs from that of most ranks."""
+    """Return a text for an error: the ranks whose model or optimizer differs from the majority of ranks."""
     most = max(found, key=found.count)
     odd = [str(rank) for rank, each in enumerate(found) if each != most]
     if 2 * len(odd) >= len(found):

@@ -34,11 +34,11 @@ def undisturbed(
 ) -> Iterator["ModelSnapshot"]:
     """Set the model to evaluation mode for the block, and restore it afterwards.
 
-    For each module this restores the buffers and other tensors with their values, the training mode, and the
-    attributes, submodules and hooks (also the items of lists, dicts, sets and deques, up to `MOST_ITEMS`). For each
-    parameter it restores the gradient and ``requires_grad``. It also restores the values of trainable parameters that
-    this optimizer doesn't step, because a loss may step another optimizer, such as a critic's. The copies are in the
-    host's memory, as large as the tensors themselves.
+    For each module this restores the buffers and other tensors with their values, the training mode, the
+    attributes, the submodules and the hooks. It also restores the items of lists, dicts, sets and deques, up to
+    `MOST_ITEMS`. For each parameter it restores the gradient and ``requires_grad``. It also restores the values of
+    trainable parameters that this optimizer doesn't step, because a loss may step another optimizer, such as a
+    critic's. The copies are in the host's memory, as large as the tensors themselves.
 
     Args:
         may_swap: whether the block may change the optimizer's parameters for a while, as an evaluation with average

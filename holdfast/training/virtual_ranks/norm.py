@@ -14,8 +14,8 @@ from holdfast.state.tensor_forms import local_of
 from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns
 
-# The most numbers that are squared at once. On a CPU they have to fit into the caches. On a GPU there are more, so that
-# fewer kernels are launched.
+# The maximum number of values that are squared at once. On a CPU they have to fit into the caches. On a GPU there are
+# more, so that # fewer kernels are launched.
 MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 

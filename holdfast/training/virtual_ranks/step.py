@@ -277,9 +277,9 @@ class VirtualRanks(Cooperation):
     def undo(self) -> bool:
         """Restore the buffers from before the step in progress. Return whether this undoes the whole step.
 
-        The step isn't undone if the optimizer may have stepped, if the loss itself has changed a parameter, or if the
-        model has other state that a forward pass may change. Extras needn't be restored, because the first step of each
-        process refuses a loss that changes an extra.
+        The step isn't undone in three cases: the optimizer may have stepped, the loss itself has changed a
+        parameter, or the model has other state that a forward pass may change. Extras needn't be restored, because the
+        first step of each process refuses a loss that changes an extra.
         """
         if not self.is_undoable or self.has_changed_parameters:
             return False
