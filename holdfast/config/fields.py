@@ -71,7 +71,7 @@ IDENTITY, SCHEDULE, OPERATIONAL = Classed("identity"), Classed("schedule"), Clas
 
 
 def expected(kinds: str) -> WrapValidator:
-    """Return an annotation for a field of several types that gives a single error, instead of one for each type."""
+    """Return an annotation for a field of several types, whose wrong value raises one error instead of several."""
 
     def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -113,12 +113,13 @@ class ChunkLength(Section):
     steps: Annotated[
         Literal["auto"] | Annotated[Count, Field(ge=1)] | None, expected('a number of steps, at least 1, or "auto"')
     ] = None
-    """Steps of a chunk. A chunk ends with its epoch at the latest. auto: choose the length while training, by the cost
-    of saves and the rate at which machines are lost. chunk = "auto" is short for chunk.steps = "auto".
+    """Number of steps of a chunk. A chunk also ends at the end of an epoch. auto: Holdfast chooses the length during
+    training, by the cost of saves and the rate at which machines are lost. chunk = "auto" is short for
+    chunk.steps = "auto".
     """
     epochs: Count | None = Field(default=None, ge=1)
-    """Epochs of a chunk; 1 if steps and epochs are unset. With steps = "auto", chunks are chosen so that one of them
-    ends with every n-th epoch.
+    """Number of epochs of a chunk; 1 if steps and epochs are unset. With steps = "auto", a chunk ends with every
+    n-th epoch.
     """
 
     @model_validator(mode="after")
@@ -138,8 +139,9 @@ class ChunkLength(Section):
         """Return the last step of a chunk: where its length, its epoch or the run ends, whichever comes first.
 
         Automatic chunks end with epochs as far as possible: a long epoch is cut into equal chunks, and several short
-        epochs form one chunk. So a chunk's length lies between two thirds of ``auto_steps`` and one and a half times
-        ``auto_steps``, unless a mark or the run's end cuts the chunk, or the chunk begins inside an epoch.
+        epochs form one chunk. So a chunk has between two thirds of ``auto_steps`` and one and a half times
+        ``auto_steps``. Exceptions are a chunk that a mark or the run's end cuts, and a chunk that begins inside an
+        epoch.
 
         Args:
             auto_steps: the desired number of steps of an automatic chunk; see `holdfast.ledger.interval`.
@@ -162,7 +164,7 @@ class Checkpoint(Section):
     """The files of checkpoints. The division of a state into files changes its content id, but none of its values."""
 
     part_bytes: Count = Field(default=PART_BYTES, ge=4096)
-    """Largest number of bytes of tensors in one file of a checkpoint."""
+    """Maximum size of the tensors in one file of a checkpoint, in bytes."""
     read_back_every: Count = Field(default=10, ge=0)
     """Verify the stored bytes of an attempt's first commit and of every n-th commit after it; 0 verifies none."""
 
@@ -173,14 +175,14 @@ class NearTier(Section):
     folder: str | None = Field(default=None, min_length=1)
     """Folder on the node's own disk, or in its memory, that stays when ranks and attempts end, such as
     /local/nvme/holdfast. Each save is written to this folder first, and then to the store. Holdfast creates the folder,
-    but not its parents. Unset: no copies.
+    but not its parents. If unset, Holdfast keeps no copies.
     """
     most_bytes: Count = Field(default=NEAR_BYTES, ge=1)
-    """Largest number of bytes in the folder, of all runs together. The oldest copies are deleted to make room."""
+    """Maximum size of the folder in bytes, for all runs together. Holdfast deletes the oldest copies to make room."""
 
 
 class KeepBest(Section):
-    """Keep the checkpoints that score best by one metric."""
+    """Keep the checkpoints with the best values of one metric."""
 
     metric: str = Field(min_length=1)
     """Name of the metric: avg_loss, or a name that evaluate returns. A recipe sets evaluate; your own loop passes it to
@@ -209,7 +211,7 @@ class Determinism(Section):
     """Settings that bit-exactness depends on; see holdfast docs RESUME."""
 
     mode: Literal["strict", "fast"] = "strict"
-    """strict makes equal steps give equal bits; fast keeps torch's defaults."""
+    """strict: equal steps compute equal bits. fast: torch's defaults apply, and bits may differ."""
     threads: Processes = Field(default=1, ge=1)
     """Number of torch's intra-op threads in a rank. With a different number, torch adds in a different order."""
 
@@ -230,11 +232,11 @@ class Mesh(Section):
     replicate: Annotated[Processes, Field(ge=1)] = 1
     """Number of groups of ranks that each have the whole model (HSDP). Gradients are averaged over them."""
     shard: Annotated[Processes, Field(ge=1)] = 1
-    """Number of ranks over which fully_shard shards the model. With tensor parallelism, fully_shard shards each of the
-    model's parts over this many ranks.
+    """Number of ranks over which fully_shard shards the model. With tensor parallelism, fully_shard shards each piece
+    of the model over this many ranks.
     """
     tensor: Annotated[Processes, Field(ge=1)] = 1
-    """Number of ranks that train the same samples with a part of each layer (tensor parallelism). The recipe's
+    """Number of ranks that train the same samples, each with a piece of every layer (tensor parallelism). The recipe's
     parallelize divides the layers.
     """
 
@@ -264,22 +266,22 @@ class Compute(Section):
     """The device, the number and the precision of the ranks."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], OPERATIONAL] = "auto"
-    """Device to train on. auto takes a GPU if there is one. A machine whose GPUs torch can't use is refused, unless
-    compute.gpu_health = "warn".
+    """Device to train on. auto selects a GPU if the machine has one. A machine whose GPUs torch can't use is refused,
+    unless compute.gpu_health = "warn".
     """
     ranks: Annotated[
         Literal["all"] | Annotated[Processes, Field(ge=1)], expected('a number from 1 to 1024, or "all"'), IDENTITY
     ] = 1
     """Number of training processes on each machine. "all" is the number of visible GPUs, or 1 if there is no GPU."""
     virtual_ranks: Annotated[Processes, IDENTITY] = Field(default=0, ge=0)
-    """Number of shares into which each batch is divided. Each share has its own random numbers, and the shares'
-    gradients are summed in a fixed order, so that any number of ranks up to this number trains the same bytes. 0 turns
-    this off: then a different number of ranks trains different bytes.
+    """Number of shares into which each batch is divided. Each share has its own random numbers, and the
+    shares' gradients are summed in a fixed order. So any number of ranks up to this number trains the same bytes. With
+    0, batches are not divided, and a different number of ranks trains different bytes.
     """
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
-    """Number of machines that train the run together. "1:4" uses as many as connect, from 1 to 4. "slurm" is the Slurm
-    job's number of nodes; only a configuration file and --set accept it. Start the same command on each machine, or let
-    Ray start the ranks; see holdfast docs nodes and holdfast docs slurm.
+    """Number of machines that train the run together. "1:4" uses as many machines as connect, from 1 to 4. "slurm" is
+    the Slurm job's number of nodes; only a configuration file and --set accept it. Start the same command on each
+    machine, or let Ray start the ranks; see holdfast docs nodes and holdfast docs slurm.
     """
     launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: you start the same command on each machine; several machines need a rendezvous.
@@ -449,16 +451,16 @@ class Resume(Section):
     stop_within_s: Seconds = Field(default=25.0, gt=0)
     """Seconds in which a run saves and commits after SIGTERM or Ctrl-C."""
     drain_file: str | None = Field(default=None, min_length=1)
-    """Path of a file that you create when this machine is to be drained: the run then saves in time, and ends. The file
-    may contain the number of seconds that are left; an empty file means 0. Holdfast finds preemption notices of AWS,
+    """Path of a file that you create to drain this machine: the run then saves and ends. The file may contain the
+    number of seconds until the machine goes away; an empty file means 0. Holdfast finds preemption notices of AWS,
     Google Cloud and Azure without a setting.
     """
     hung_after_s: Annotated[
         Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
     ] = "auto"
     """Seconds without progress in a step or an evaluation after which a rank counts as hanging, and all ranks are
-    replaced. auto: 20 times the longest step or evaluation so far, but at least 30 and at most 60 seconds. Whatever the
-    value, a rank has at least 3 times as long as the longest step or evaluation so far.
+    replaced. auto: 20 times the longest step or evaluation so far, but at least 30 and at most 60 seconds. A rank
+    never counts as hanging before 3 times the longest step or evaluation so far.
     """
     accept_drift: tuple[str, ...] = ()
     """Allowed changes since the last commit, by name: a setting, sources.MODULE, files.PATH or built.NAME. The
@@ -468,11 +470,11 @@ class Resume(Section):
     """Reaction to a machine on which equal bits are not promised: record the difference and continue, or refuse."""
     tolerance: float = Field(default=1e-3, ge=0)
     """Largest allowed difference between the probe of the resumed model and the saved probe, relative to the probe's
-    largest number. It counts only on a machine where equal bits are not promised.
+    largest number. This limit applies only on a machine where equal bits are not promised.
     """
     training_probe: bool = True
-    """In the gate, also compare the gradient of one micro-batch in training mode, which is measured at each save and
-    before the first resumed step. It costs the time of one micro-batch a chunk.
+    """Whether the gate also compares the gradient of one micro-batch in training mode. The gradient is computed at
+    each save and before the first resumed step, which takes the time of one micro-batch in each chunk.
     """
 
 
@@ -480,15 +482,16 @@ class ProofSettings(Section):
     """Rehearsals: new ranks start from a checkpoint, and must train the next steps exactly as the running ranks did."""
 
     rehearse: Literal["on", "first", "off", "record"] | None = None
-    """When to rehearse. on: once from inside a chunk, once across an epoch's end and once from a commit, and then as
-    often as share allows. first: only these three times. off: never. record: as on, but a run that would not continue
-    exactly trains on, and each later commit records this. Unset: as on, but not if the run will end within a minute.
+    """When to rehearse. on: once from inside a chunk, once across an epoch's end and once from a commit, and then
+    as often as proof.share allows. first: only these three times. off: never. record: like on, but a run that would not
+    continue exactly trains on, and each later commit records the difference. Unset: like on, except in a run that will
+    end within a minute.
     """
     share: float = Field(default=0.005, ge=0, le=1)
-    """Largest share of the training time that rehearsals after the first three may take; 1 rehearses in every chunk."""
+    """Maximum fraction of the training time for rehearsals after the first three; 1 rehearses in every chunk."""
     beside: bool = True
-    """On CPUs with enough memory, keep the living ranks while new ranks rehearse, and continue the run in the living
-    ranks. Otherwise the living ranks end first, and the run continues in the new ranks.
+    """Whether the living ranks wait while new ranks rehearse, and then continue the run; this needs CPUs and enough
+    memory. Otherwise the living ranks end first, and the new ranks continue the run.
     """
 
 
@@ -502,7 +505,7 @@ class Supervision(Section):
 
 
 class InitFrom(Section):
-    """The checkpoint of another run, whose weights are the start of a new run."""
+    """The checkpoint of a different run, with whose weights the new run begins."""
 
     run: str = Field(min_length=1)
     """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
@@ -524,9 +527,9 @@ class Log(Section):
     """Logs, metrics and reports of a run."""
 
     every: Count = Field(default=10, ge=1)
-    """Steps between two progress lines."""
+    """Number of steps between two progress lines."""
     folder: str = "logs"
-    """Folder for the ranks' own output, one file an attempt."""
+    """Folder for the ranks' own output. Each attempt has one file."""
     sinks: tuple[Literal["tensorboard", "wandb"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Metric sinks: tensorboard, wandb, or custom sinks as module:Class. holdfast docs metrics shows classes for
     MLflow and Trackio.
@@ -579,7 +582,7 @@ class RunConfig(Section):
     that a run has trained already, use holdfast skip, which takes the run back to before these steps.
     """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
-    """Place of training: here, in the command's own process, or the name of a Prefect work pool."""
+    """Where to train: "here" for the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
     retention: Annotated[Retention, OPERATIONAL] = Retention()
     determinism: Annotated[Determinism, IDENTITY] = Determinism()
@@ -596,7 +599,7 @@ class RunConfig(Section):
     settings: Annotated[dict[str, Any], IDENTITY] = Field(default_factory=dict)
     """Arguments of the recipe's function, by name."""
     extensions: Annotated[dict[str, dict[str, Any]], OPERATIONAL] = Field(default_factory=dict)
-    """Settings of installed extensions, a table for each: [extensions.NAME]."""
+    """Settings of installed extensions. Each extension has its table, [extensions.NAME]."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,9 +11,9 @@ Seconds = Annotated[float, Field(le=1e9)]
 Count = Annotated[int, Field(le=2**53)]
 Processes = Annotated[int, Field(le=1024)]
 
-MAX_FILE_BYTES = 2**20  # the most bytes of a configuration's file
-MAX_JSON_BYTES = 100_000  # the most bytes of a whole configuration as JSON
-MAX_TEXT_CHARS = 4096  # the most characters of one text or path
+MAX_FILE_BYTES = 2**20  # the maximum size of a configuration file
+MAX_JSON_BYTES = 100_000  # the maximum size of a whole configuration as JSON
+MAX_TEXT_CHARS = 4096  # the maximum length of one text or path
 MAX_DEPTH = 64  # the deepest nesting of tables and lists
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 NEAR = 0.6  # the minimum similarity at which a known name is suggested; see difflib
 NEAR_NAME = 0.8  # the same for a field's own name, without its table
-SHOWN_CHARS = 200  # the most characters of a value that a message shows
+SHOWN_CHARS = 200  # how many characters of a value a message shows
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

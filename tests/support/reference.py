@@ -121,13 +121,13 @@ SET_BY_YOU = {
     "[SECURITY.md](../SECURITY.md#who-can-run-code) has an example",
     "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by "
     "commas. [adding-a-store.md](adding-a-store.md) has an example",
-    "HOLDFAST_HOST": "another name for this machine in records of attempts and audits, such as a pod's node: "
+    "HOLDFAST_HOST": "a different name for this machine in records of attempts and audits, such as a pod's node: "
     "[trust.md](trust.md#which-machine-it-was)",
     "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a flow run, from 1 to 10, by default 3. Set the "
     "same value for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
     "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes sets one: [nodes.md](nodes.md)",
-    "HOLDFAST_SERVER_LINGERS_S": "the seconds for which the temporary Prefect server of a command lives on, so that "
-    "the next command finds it: by default 180; 0 ends it with its command",
+    "HOLDFAST_SERVER_LINGERS_S": "for how many seconds the temporary Prefect server of a command waits for the next "
+    "command, by default 180. With 0 the server ends with its command",
     "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
     "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
     "`priority`, `pinning`. Use it to find the cause of a problem, or to measure a gain: "
@@ -146,9 +146,9 @@ SET_FOR_TESTS = {
     "HOLDFAST_TEST_WITHIN_S": "the longest time of `make test-gpus`, in seconds",
 }
 SET_BY_HOLDFAST = {
-    "HOLDFAST_ATTEMPT": "the process id of the attempt that has started the ranks; by it the next attempt finds ranks "
-    "whose attempt has died",
-    "HOLDFAST_BESIDE": "the attempt's process, for ranks that another launcher has started",
+    "HOLDFAST_ATTEMPT": "the process id of the attempt that has started the ranks. With this id the next attempt finds "
+    "ranks whose attempt has died",
+    "HOLDFAST_BESIDE": "the process id of the attempt, for ranks that another launcher has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
     "HOLDFAST_MEETING": "the file in memory through which several ranks of one machine find each other",
@@ -156,12 +156,12 @@ SET_BY_HOLDFAST = {
     "ranks: [launchers.md](launchers.md)",
     "HOLDFAST_END": "the pipe from which another launcher's rank reads the attempt's exit code",
     "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of the worker's processes",
-    "HOLDFAST_HEARTBEATS": "the file into which ranks write their place in training, for their attempt",
-    "HOLDFAST_HELD": "set for ranks that wait for an order before they build the recipe",
-    "HOLDFAST_LAUNCHER": "the process of another launcher, for the attempt",
-    "HOLDFAST_LIVED": "the file of the steps that aren't committed yet",
-    "HOLDFAST_LONGEST_EPOCH": "the most steps of an epoch in a proof, which shortens longer epochs",
-    "HOLDFAST_PATIENCE": "the factor on the time limits for hanging ranks",
+    "HOLDFAST_HEARTBEATS": "the file into which ranks write their step, so that their attempt sees their progress",
+    "HOLDFAST_HELD": "1 in ranks that wait for an order before they build the recipe",
+    "HOLDFAST_LAUNCHER": "the process id of the launcher, if another launcher has started the ranks",
+    "HOLDFAST_LIVED": "the file with the trail of the steps that aren't committed yet",
+    "HOLDFAST_LONGEST_EPOCH": "the maximum number of steps of an epoch in a proof; longer epochs are shortened",
+    "HOLDFAST_PATIENCE": "the factor by which the time limits for hanging ranks are multiplied",
     "HOLDFAST_RANKS": "the mark by which an attempt finds its ranks",
 }
 OF_OTHERS = {
@@ -170,26 +170,30 @@ OF_OTHERS = {
     "CUDA_VISIBLE_DEVICES": "the GPUs that a run may take",
     "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it, and "
     "`NCCL_SOCKET_IFNAME`, if you don't",
-    "GROUP_RANK": "the place of a rank among others, from torchrun, with `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
-    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Holdfast hides those of an outer launcher from its ranks",
+    "GROUP_RANK": "the number of a rank's node. torchrun sets this variable with `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
+    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Holdfast hides these variables of an outer launcher from its "
+    "ranks",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
-    "KUBERNETES_SERVICE_HOST": "the cluster's API, in a pod, with `KUBERNETES_SERVICE_PORT`: "
+    "KUBERNETES_SERVICE_HOST": "the address of the cluster's API, in a pod; `KUBERNETES_SERVICE_PORT` is its port: "
     "[kubernetes.md](kubernetes.md)",
-    "MASTER_ADDR": "the address at which another launcher's ranks connect, with `MASTER_PORT`: "
+    "MASTER_ADDR": "the address at which another launcher's ranks connect; `MASTER_PORT` is its port: "
     "[launchers.md](launchers.md)",
     "NO_PROXY": "hosts to contact without a proxy, as in `no_proxy`; `make up` adds this machine",
-    "PAGER": "the program in which `holdfast docs` shows a page; `less` if you don't set it",
+    "PAGER": "the program with which `holdfast docs` shows a page, by default `less`",
     "POD_NAME": "the name of the attempt's own pod, from the pod's manifest: [kubernetes.md](kubernetes.md)",
-    "PREFECT_API_URL": "Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: [operating.md](operating.md)",
-    "PYTHONPATH": "folders of modules; ranks on a Ray cluster receive it, too",
-    "RAY_ADDRESS": "the Ray cluster: [nodes.md](nodes.md)",
-    "SLURM_JOB_ID": "the Slurm job, with `SLURM_ARRAY_JOB_ID` and `SLURM_ARRAY_TASK_ID` in an array, and "
-    "`SLURM_RESTART_COUNT`: [slurm.md](slurm.md)",
+    "PREFECT_API_URL": "the URL of Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: "
+    "[operating.md](operating.md)",
+    "PYTHONPATH": "folders of modules; ranks on a Ray cluster receive this variable, too",
+    "RAY_ADDRESS": "the address of the Ray cluster: [nodes.md](nodes.md)",
+    "SLURM_JOB_ID": "the number of the Slurm job. Holdfast also reads `SLURM_RESTART_COUNT`, and for an array "
+    "`SLURM_ARRAY_JOB_ID` and `SLURM_ARRAY_TASK_ID`: [slurm.md](slurm.md)",
     "SLURM_NODEID": "the number of this node, in a job of Slurm",
-    "SLURM_PROCID": "the number of a task of `srun`, with `SLURM_LOCALID`: [launchers.md](launchers.md)",
-    "SLURM_STEP_ID": "the step of srun, with `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE`: "
+    "SLURM_PROCID": "the number of a task of `srun`; `SLURM_LOCALID` is its number on the node: "
+    "[launchers.md](launchers.md)",
+    "SLURM_STEP_ID": "the number of the step of srun; `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE` are "
+    "its size: "
     "[slurm.md](slurm.md)",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "whether ranks of one machine end when NCCL fails; if you don't set it, "
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "whether ranks of one machine end when NCCL fails; by default "
     "Holdfast sets 1, as torchrun does",
     "STORAGE_EMULATOR_HOST": "an emulator that replaces Google Cloud Storage; Holdfast then uses no credentials",
 }
@@ -200,11 +204,11 @@ ENVIRONMENT = """\
 Use a setting in a [configuration](configuration.md) for one run, and an environment variable for a machine or a
 process.
 
-## Those that you may set
+## Variables that you may set
 
 {yours}
 
-## Those of other programs
+## Variables of other programs
 
 Holdfast reads these variables in the same way as the programs that define them. A key that signs commits can be in a
 variable of any name: see `env:NAME` in [configuration.md](configuration.md).
@@ -217,11 +221,11 @@ them with this machine's, and `determinism.mode = "strict"` sets some of them fo
 
 {bits}
 
-## Those of tests
+## Variables of tests
 
 {tests}
 
-## Those that Holdfast sets
+## Variables that Holdfast sets
 
 Holdfast sets these variables for its own processes. Don't set them yourself.
 
