@@ -51,10 +51,10 @@ def audit(
 ) -> dict[str, list[Audit]]:
     """Train chunks of each run again, and compare the bytes. Write only records of audits and quarantines.
 
-    If bytes differ, and the audits of the commit don't decide whether the program or a machine is the cause, this flow
-    schedules a new flow run of its deployment, in which another host trains the steps again (a replay). If a worker
-    gets this flow run on a host that has already trained the steps, it puts the flow run back into the queue for a
-    minute, at most `tries` times. After that, this host trains the steps once more. A machine that is found to compute
+    If bytes differ, and the audits of the commit don't show whether the program or a machine is the cause, this flow
+    schedules a new flow run of its deployment. There another host trains the steps again (a replay). If the
+    worker's host has already trained the steps, this flow run goes back into the queue for a minute, at most `tries`
+    times. After that, this host trains the steps once more. A machine that is found to compute
     wrongly is quarantined on the store.
 
     Args:

@@ -4,8 +4,8 @@
 
     .venv/tools/bin/python infra/release.py [FOLDER]
 
-The folder, ``dist`` by default, then also contains a list of the components of the environment in which both are tested
-(SBOM, as CycloneDX JSON), the licences of these components, and the SHA-256 of each file. The exit code is 1 if a check
+The folder, ``dist`` by default, then also contains the SHA-256 of each file and an SBOM (CycloneDX JSON): the
+components of the environment in which both are tested, with their licences. The exit code is 1 if a check
 finds a fault. In a GitHub workflow that a tag has started, the tag must name the version.
 """
 

@@ -132,8 +132,8 @@ def _start(
 def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
     """Read a flow run from the server and return it. If it is lost, first set its state to Crashed or Cancelled.
 
-    If the state says that the flow run has vanished, but its process has just sent a heartbeat, wait until the process
-    corrects the state or sends no more heartbeats.
+    If the state says that the flow run has vanished, but its process has just sent a heartbeat, wait for one of two
+    events: the process corrects the state, or sends no more heartbeats.
 
     Args:
         watch: the memory of earlier calls for this flow run; pass the same object each time.

@@ -1,8 +1,8 @@
 """The loading of a rank's micro-batches from a recipe's data, each with a digest of its content.
 
-The random numbers that the data or the collate function draws depend only on the seed and the micro-batch's number, not
-on the process that draws them, and leave the training process's generators unchanged. So neither the number of loader
-workers nor an interruption changes a sample.
+The random numbers that the data or the collate function draws depend only on the seed and the micro-batch's number,
+not on the process that draws them. They leave the training process's generators unchanged. So neither the number of
+loader workers nor an interruption changes a sample.
 """
 
 import hashlib

@@ -59,8 +59,8 @@ def make_loader(data: Any, requests: Any, workers: int, seed: int, *, like: "Dat
 class StayingWorkers:
     """The workers of a user's own loader. With ``persistent_workers`` they stay alive for the next pass.
 
-    If the dataset has changed since the workers were started, for example by a curriculum, new workers are started with
-    the changed dataset, because the workers of a resumed run would get the changed dataset, too.
+    If the dataset has changed since the workers were started, for example by a curriculum, new workers are started
+    with the changed dataset. The workers of a resumed run would get the changed dataset, too.
     """
 
     def __init__(self, like: "DataLoader[Any]", workers: int) -> None:

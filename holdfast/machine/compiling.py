@@ -13,8 +13,8 @@ from holdfast.config import Determinism
 CONFIG = "torch._dynamo.config"
 AUTOTUNER = "triton.runtime.autotuner"
 
-# By default torch compiles a function again for any size once it has seen two sizes, takes the sizes that changed in
-# earlier processes from a file, and stops compiling after 8 sizes.
+# By default torch compiles a function again for any size once it has seen two sizes, and stops compiling after 8
+# sizes. It also reads from a file which sizes changed in earlier processes.
 STEADY = {
     "automatic_dynamic_shapes": False,
     "automatic_dynamic_local_pgo": False,

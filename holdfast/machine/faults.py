@@ -35,8 +35,8 @@ REHEARSAL_POINTS = (
     "rehearsal-noted",  # the trails are equal, and the ranks that aren't needed any more have ended
 )
 
-# The points of a run whose ranks save into a folder on their node, the near folder (see `checkpoint.near`), from which
-# the attempt copies the checkpoints to the store.
+# The points of a run with a near folder: its ranks also save into a folder on their node (see
+# `checkpoint.near`).
 NEAR_POINTS = (
     "near-durable",  # in a rank: the near folder has the whole checkpoint, the store has none of it
     "near-copied",  # in the attempt: the store has the copied checkpoint, but not its metadata.json

@@ -1,8 +1,8 @@
 """Memory for a checkpoint, mapped once and reused by every later save.
 
-Measured gain: with ``HOLDFAST_WITHOUT=buffers`` a save stalls training three times as long (0.12 s instead of 0.04 s
-for 100 MB on two busy cores), because the system clears each new page. Without huge pages, each request of direct I/O
-has to look up 512 times as many pages: see *saving* in docs/performance.md.
+Measured gain: with ``HOLDFAST_WITHOUT=buffers`` a save stalls training three times as long, because the system
+clears each new page: 0.12 s instead of 0.04 s for 100 MB on two busy cores. Without huge pages, each request of direct
+I/O has to look up 512 times as many pages: see *saving* in docs/performance.md.
 """
 
 import ctypes

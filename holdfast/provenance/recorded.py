@@ -77,8 +77,8 @@ def compare_built(saved: Mapping[str, Any], current: Mapping[str, Any], *, is_up
     """Return the changes of built values, as ``built.<name>``.
 
     Args:
-        is_upgraded: whether versions differ. If they do, a name that only one record has doesn't count as a change,
-            because a different version of a library or of Holdfast may name the values of an object differently.
+        is_upgraded: whether versions differ. If they do, a name that only one record has doesn't count as a
+            change: a different version of a library or of Holdfast may name the values of an object differently.
 
     A variable of a loop that only one record has never counts as a change, because older records have no variables.
     """

@@ -60,8 +60,8 @@ class Recipe:
             optimizers, a dict of these by the optimizers' names.
         evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
             epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
-            of ``extras`` stay. It may also return texts (``str``) and pictures (``bytes`` of a PNG or an SVG), at most
-            1 MiB each, which are shown to people and aren't part of the state.
+            of ``extras`` stay. It may also return texts (``str``) and pictures (``bytes`` of a PNG or an SVG), at
+            most 1 MiB each. People can look at them; they aren't part of the state.
         measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
             shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
         after_step: a function called after every step, when the weights have changed, for example to update an average.

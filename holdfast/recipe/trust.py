@@ -1,9 +1,9 @@
 """The configuration with which a command trains recorded steps again, and the parts of a run's records that it may use.
 
 Anyone who can write to a store can write a run's records. So the reader's own configuration decides what is imported,
-opened and connected to, and the records are only compared with it. If the reader names only a run, its records are used
-if they name only the reader's own code or Holdfast's, and no setting could open a file or an address. Every command
-that trains from records asks `Trust.choose`.
+opened and connected to, and the records are only compared with it. If the reader names only a run, two conditions
+apply: the run's records name only the reader's own code or Holdfast's, and no setting could open a file or an address.
+Every command that trains from records asks `Trust.choose`.
 """
 
 import contextlib

@@ -32,9 +32,9 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
     """
     if make and make_root:
         _make_root(root)
-    # A signal may raise an exception between any two lines. So a descriptor is removed from the list before it is
-    # closed, because closing it twice would close another thread's file, or raise an OSError that hides the signal's
-    # exception.
+    # A signal may raise an exception between any two lines. So a descriptor is removed from the list before it
+    # is closed. Closing the descriptor twice would close another thread's file, or raise an OSError that hides the
+    # signal's # exception.
     unclosed = [_open_folder(str(root), None, root, make=make)]
     try:
         path = root

@@ -44,8 +44,8 @@ def compare_command(
         replay: Train the steps of the first difference again, to name the first tensor that differs.
         recipe: The recipe of both, instead of the recorded ones, as in a configuration. By default a recorded recipe is
             trained, but only if its code is in this folder or comes with Holdfast.
-        trust_records: Train with the recorded recipes and settings, even if the code is elsewhere or a setting names a
-            file or an address, but never with code from a file in a store.
+        trust_records: Train with the recorded recipes and settings, even if the code is elsewhere or a setting names
+            a file or an address. Code in a file of a store is never run.
         json: Print JSON.
     """
     places, trust = (_open(run), _open(other)), Trust(recipe, trust_records)

@@ -1,9 +1,9 @@
 """The steps after which only one of two trainings has run a loop's code at the end of the epoch.
 
-This code runs before the checkpoint of the epoch's last step. It runs after that checkpoint if the ranks had to stop at
-once, or if an earlier version of Holdfast trained the step and the step wasn't the run's last. If the code ran before
-the checkpoint in only one of two runs, the state and the trail's line of that step have its effects only in that run.
-In the second run the effects appear one step later.
+This code runs before the checkpoint of the epoch's last step. The code runs after that checkpoint in two cases: the
+ranks had to stop at once, or an earlier version of Holdfast trained the step and the step wasn't the run's last. If the
+code ran before the checkpoint in only one of two runs, the state and the trail's line of that step have its effects
+only in that run. In the second run the effects appear one step later.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,10 +17,10 @@ KILLS = 3
 def convert_command(script: Path, /, *arguments: str, line: int = 0, write: bool = False, prove: bool = False) -> int:
     """Print the diff that lets Holdfast train a script, with a question where a person has to decide.
 
-    The command reads the script and executes none of it. It follows the script's own functions to the loop that
-    trains, lets the run count its epochs and batches, keeps the objects and variables that a step leaves to the next,
-    and deletes code that saves and restores. What it doesn't understand stays as it is. The exit code is 1 if there is
-    no such loop.
+    The command reads the script and executes none of it. The command finds the loop that trains, also inside
+    functions of the script. In the new loop the run counts the epochs and batches, and keeps the objects and variables
+    that the next step needs. Code that saves and restores is deleted. What it doesn't understand stays as it is. The
+    exit code is 1 if there is no such loop.
 
     Args:
         script: The file of a training script that has the loop. It may import modules beside it.

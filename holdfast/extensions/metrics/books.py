@@ -15,8 +15,8 @@ from holdfast.ledger.timeline import Life, Records, find_trainer, make_lives, re
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
 # The endings after which no supervisor has to start another attempt.
 DONE = {"completed", "imported", "held", "released"}
-# The most dead attempts whose spans one attempt sends. Later attempts have already sent all of these spans but the
-# newest, unless they died too early. A span that is sent twice has the same id each time.
+# The maximum number of dead attempts whose spans one attempt sends. Later attempts have already sent all of these spans
+# but the # newest, unless they died too early. A span that is sent twice has the same id each time.
 MOST_DEAD = 8
 
 

@@ -177,8 +177,8 @@ class Measuring(Observer):
         try:
             self._export()
         except Exception as error:  # metrics must not end a run
-            # If the attempt no longer waits for this thread, the end of the process makes the export fail ("cannot
-            # schedule new futures after shutdown"). Don't warn of that.
+            # The export also fails if the process ends while this thread still works ("cannot schedule new
+            # futures after shutdown"). Don't warn of that.
             if not self._is_left:
                 log.warning(
                     "the export of metrics has ended (log.metrics): %s; the run continues", error or repr(error)

@@ -29,8 +29,8 @@ from holdfast.provenance.canonical import dump_json
 # the predicate's type doesn't define.
 CHAIN_TYPE = "urn:holdfast:receipt:v1"
 MAX_RECEIPT_BYTES = 2**28
-# The most values to parse in a bundle. A real bundle has fewer, because its payload is one text. Further values would
-# take 60 bytes of memory for each byte or two of the file.
+# The maximum number of values to parse in a bundle. A real bundle has fewer, because its payload is one text. Further
+# values would # take 60 bytes of memory for each byte or two of the file.
 MOST_VALUES = 64
 
 

@@ -42,7 +42,7 @@ READERS = 32
 TRAILS_AT_ONCE = 256
 # The number of newest checkpoints whose metadata is read, for the probe's values.
 METADATA_READ = 24
-# The most problems that the report names. Further problems are only counted.
+# The maximum number of problems that the report names. Further problems are only counted.
 MOST_PROBLEMS = 200
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

@@ -86,8 +86,8 @@ class Reporting(Observer):
         except Superseded:
             pass  # a later attempt owns the run, and writes the report
         except Exception as error:  # a report must not end a run
-            # If the attempt no longer waits for this thread, the end of the process makes the report fail ("cannot
-            # schedule new futures after shutdown"). Don't warn of that.
+            # The report also fails if the process ends while this thread still works ("cannot schedule new
+            # futures after shutdown"). Don't warn of that.
             if not self._has_warned and not self._is_left:
                 log.warning("the report can't be written: %s; the run continues", error or repr(error))
             self._has_warned = True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from holdfast.checkpoint.shown import TEXT, Shown
 from holdfast.extensions.report.markup import Markup, element, section
 
-# The most texts and pictures on a page, and the most bytes that these may have together. The numbers are limited,
+# The maximum number of texts and pictures on a page, and of their bytes together. The numbers are limited,
 # because each update of a report writes all texts and pictures again.
 MOST, MOST_BYTES = 24, 1_500_000
 

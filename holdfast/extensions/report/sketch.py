@@ -1,7 +1,7 @@
 """Curves of bounded size: each bucket of steps keeps its minimum and its maximum.
 
-A bucket begins at a multiple of its width. So a curve that is thinned first with some width and then with twice this
-width has the same points as a curve that is thinned once, with twice the width. So a run of any length can be read and
+A bucket begins at a multiple of its width. So thinning with a width, and then with twice this width, leaves the
+same points as thinning once with twice the width. So a run of any length can be read and
 thinned piece by piece.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
-# The most points that all curves of a run together have in memory, 24 bytes each.
+# The maximum number of points in memory for all curves of a run together. A point takes 24 bytes.
 MOST_POINTS = 2_000_000
 # The widest bucket, in steps. A bucket of this width covers all steps of a commit. Each commit keeps two points in any
 # case, so a wider bucket saves nothing.
