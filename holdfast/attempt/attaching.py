@@ -1,6 +1,6 @@
 """Attached ranks: the processes that a launcher such as torchrun has started become the ranks of one attempt.
 
-The first process of each machine starts another process in a session of its own (`holdfast.attempt.beside`). On the
+The first process of each machine starts another process in its own session (`holdfast.attempt.beside`). On the
 first machine the new process is the attempt, on the others it only watches the machine's ranks. The new process
 outlives the ranks, so that the attempt can commit the checkpoints that they have saved. It gives the launcher's
 processes the pipes and variables of ranks. The launcher's processes then execute ``python -m holdfast.rank``, as the

@@ -1,6 +1,6 @@
 """The publication of a commit: check the checkpoint's fingerprint and hashes, write the record, then latest.json.
 
-All commits are published here, whatever their reason: a chunk, a stop, a notice, an adoption.
+All commits are published here, for every reason: a chunk, a stop, a notice, an adoption.
 """
 
 import logging

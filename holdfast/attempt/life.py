@@ -136,7 +136,7 @@ def live(
         BaseException: the exception of a signal handler, raised after the trained steps are committed. If that commit
             completes the run, nothing is raised.
     """
-    # Prefect's flow passes functions of its own, and starts the attempt in one process only
+    # Prefect's flow passes its own functions, and starts the attempt in one process only
     if acts == Acts():
         refuse_launcher(config.compute)
     ending, attempt = TOLD_BY_A_SIGNAL, None  # recorded if a second signal arrives before `find_ending` returns
