@@ -29,7 +29,7 @@ class Found(BaseModel):
         remedy: the line for the user's code that would save the value.
         sha256: a digest of the value; equal values have equal digests in all processes. Empty if the value can't be
             read.
-        is_plain: True for a value such as a number, a list or a tensor; False for an object with a state of its own.
+        is_plain: True for a value such as a number, a list or a tensor; False for an object with its own state.
         is_module: whether it is a module or an optimizer.
         is_assigned: whether a function of the user's other than ``__init__`` assigns it.
         order: the value's place among suspects: a value of a lower order is likelier to change a step.

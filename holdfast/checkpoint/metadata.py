@@ -34,7 +34,7 @@ COPIES = {METRICS: metrics_name, SHOWN: shown_name}
 
 
 class Metadata(Record):
-    """The content of ``metadata.json``: facts about a checkpoint that can be read without its payload.
+    """The content of ``metadata.json``: fields of a checkpoint that can be read without its payload.
 
     Attributes:
         trained_at: when the checkpoint's last step ended; empty if an earlier version wrote the checkpoint.
