@@ -44,7 +44,7 @@ def plan(
     Args:
         run: <store>/<run>; or a configuration (a .toml file), to compare the best chunks with the chunks that the
             configuration sets.
-        audit_share: Also show what audits of this share of the training time cost, such as 0.01, and what they find.
+        audit_share: Also show what audits of this fraction of the training time cost, such as 0.01, and what they find.
         json: Print JSON.
     """
     if audit_share is not None and not 0 < audit_share <= 1:
