@@ -158,7 +158,7 @@ def prune_by_policy(
 ) -> PruneReport | None:
     """Delete the checkpoints that a policy doesn't keep; return a report, or None for a run without a commit.
 
-    Some checkpoints are kept whatever the policy says: the pinned checkpoints, the newest checkpoint that an audit on
+    Some checkpoints are kept under every policy: the pinned checkpoints, the newest checkpoint that an audit on
     another host has certified, and the newest checkpoint that verifies (all its bytes are read), with all newer
     checkpoints. Quarantined checkpoints are kept as evidence. All metrics are kept.
 
