@@ -1,4 +1,4 @@
-"""The share of a run's training time that its audits may take: the time already taken, and the faults to be found.
+"""The fraction of a run's training time that its audits may take: the time already taken, and the faults to be found.
 
 Everything here is a pure function of records. The time of an audit is the time that the run itself spent in the
 audited steps. So a busy or slow machine doesn't change which commits are chosen.
@@ -8,7 +8,7 @@ train ``a`` seconds on average, and ``A`` at most: a chunk, or two chunks if the
 then pays for ``k = s D / a`` audits a day, of ``n = D / c`` chunks, as soon as the run has trained ``A / s`` seconds.
 
 - *One chunk was computed wrongly, once.* No commit is audited twice. The wrong chunk is among the chunks audited so far
-  with the probability ``k / n = s c / a``, whatever the order of the audits. This is a lower bound, because an audit
+  with the probability ``k / n = s c / a``, in any order of the audits. This is a lower bound, because an audit
   across a resume also trains the chunk before.
 - *A machine computes each chunk wrongly from some step on.* The first audit of a night takes the newest commit that
   isn't certified, whose chunk is then wrong. So the first night with an audit finds the machine. A night has an audit
@@ -139,7 +139,7 @@ def _count_steps(commits: Mapping[int, Commit], commit: Commit) -> int:
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The cost of audits that may take a share of the training time, and the faults that they find.
+    """The cost of audits that may take a fraction of the training time, and the faults that they find.
 
     The module's docstring has the formulas.
 

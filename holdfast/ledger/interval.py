@@ -4,7 +4,7 @@ A save costs training ``c`` seconds: training pauses while the state is copied, 
 longer, because hashing and writing take cores and bandwidth (0.07 to 0.28 s/GB in all). A loss costs the training since
 the last save: half an interval ``T`` on average. With ``M`` seconds between losses, the fraction ``c/T + T/2M`` of
 the time is lost, which is smallest at ``T = sqrt(2cM)``. A save that is durable ``d`` seconds later and a restart of
-``R`` seconds add ``(R + d)/M``, whatever the interval. Source: J. W. Young, A first order approximation to the optimum
+``R`` seconds add ``(R + d)/M``, for any interval. Source: J. W. Young, A first order approximation to the optimum
 checkpoint interval, 1974.
 
 Announced losses don't count, because an attempt that is told to end saves first. Failures of the recipe don't count
