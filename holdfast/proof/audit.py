@@ -143,7 +143,7 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
 
     Args:
         seed: the seed with which the commit was chosen; None if a person chose it.
-        share: the share of the run's training time that audits may take; None if no such share chose the commit.
+        share: the fraction of the run's training time that audits may take; None if no such share chose the commit.
     """
     record = AuditRecord(
         commit=audit.commit,

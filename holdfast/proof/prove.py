@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 # A proof first trains this number of steps, to measure the speed and to choose the number of steps of the proof. The
-# measurement may take at most this share of the proof's time.
+# measurement may take at most this fraction of the proof's time.
 MEASURED_STEPS = 12
 MEASURED_SHARE = 0.15
 

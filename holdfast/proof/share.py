@@ -1,4 +1,4 @@
-"""The choice of commits to audit, so that all audits of a run take a chosen share of its training time."""
+"""The choice of commits to audit, so that all audits of a run take a chosen fraction of its training time."""
 
 import contextlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from holdfast.proof.audit import choose_span, list_replayable
 
 @dataclass(frozen=True)
 class ShareChoice:
-    """The commits to audit for a share of a run's training time.
+    """The commits to audit for a fraction of a run's training time.
 
     Attributes:
         commits: the commits, in the order in which to audit them; empty if no audit fits.
@@ -43,16 +43,16 @@ class ShareChoice:
 
 
 def choose_by_share(journal: Journal, share: float, seed: int) -> ShareChoice:
-    """Return the commits to audit, so that all audits of the run train at most a share of its own training time.
+    """Return the commits to audit, so that all audits of the run train at most a fraction of its own training time.
 
     A commit is omitted if it is certified, or if this host has audited it. Commits that another host has trained come
-    before commits of this host, because this host would repeat a fault of its own. In both groups the newest commit
+    before commits of this host, because this host would repeat its own fault. In both groups the newest commit
     comes first, and the others follow at random. Only whole chunks are audited, as long as the longest chunk would
     still fit. So a part of the share may remain unused. The next choice can use this part, because the share is
     computed from all times on record.
 
     Args:
-        share: the share of the time in all steps of the run so far. The time of all audits on record is subtracted.
+        share: the fraction of the time in all steps of the run so far. The time of all audits on record is subtracted.
         seed: the seed of the random choice.
     """
     times = Times.of(filter(None, read_all(journal.find_commit, journal.numbers("commits"))))

@@ -101,8 +101,8 @@ def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the commit to audit next on another host, to find a right commit to which the run can be rolled back.
 
     `roll_back` has refused, because no commit is known to be right. The commits before the oldest wrong commit are in
-    doubt. The first choice is the newest commit in doubt. After each commit that is found wrong, the next choice lies
-    twice as far back, so that a few audits find a right commit. The audit has to begin with `find_base`, so that it
+    doubt. The first choice is the newest commit in doubt. After each wrong commit, the next choice
+    is twice as far back, so that a few audits find a right commit. The audit has to begin with `find_base`, so that it
     certifies the commits before the chosen one, too.
 
     Args:
