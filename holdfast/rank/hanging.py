@@ -16,7 +16,7 @@ waiting for an order        none
 
 Besides the time, these facts decide:
 
-- A stopped process (SIGSTOP) counts as hung, whatever its phase, if it stays stopped for longer than a step may take.
+- A stopped process (SIGSTOP) counts as hung, in any phase, if it stays stopped for longer than a step may take.
 - A rank that uses its processor is computing: an evaluation inside a loop, a compilation, a long step. Its bound is an
   hour.
 - A rank on a GPU sleeps while it waits for the GPU (`holdfast.machine.gpus.waits`). So only its training threads count,

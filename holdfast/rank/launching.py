@@ -162,7 +162,7 @@ class Ranks:
     def signal(self, number: int) -> None:
         """Send a signal to every process of the ranks, loader workers included.
 
-        A signal to the process group isn't enough: torchrun starts each rank in a session of its own, and a rank may
+        A signal to the process group isn't enough: torchrun starts each rank in its own session, and a rank may
         outlive torchrun.
         """
         with contextlib.suppress(ProcessLookupError):  # signal torchrun first, so that it can't react to a rank's death

@@ -21,7 +21,7 @@ from holdfast.terminal import counted, spell_s
 
 RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
 # The environment variables with the network interface for gloo and for NCCL. By default gloo binds the address of the
-# machine's host name, which other machines often can't reach; and NCCL takes the first interface of a list of its own,
+# machine's host name, which other machines often can't reach; and NCCL takes the first interface of its own list,
 # which may be a container's bridge.
 INTERFACE_VARIABLES = GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # The ioctl request for an interface's address, and the offsets of the address in the answer. Source: netdevice(7).

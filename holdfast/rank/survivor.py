@@ -79,7 +79,7 @@ class Survivor:
 def await_turn(rank: int) -> bool:
     """Wait until no lower rank can save the state any more. Return whether this rank has to save it.
 
-    Return False if another rank has saved, or has refused to save. A rank refuses if an error of its own has ended it,
+    Return False if another rank has saved, or has refused to save. A rank refuses if its own error has ended it,
     because that error may mean that the last step must not be saved.
     """
     deadline = time.monotonic() + NOTICES_WITHIN_S
