@@ -299,7 +299,7 @@ def _name_in(mark: dict[str, Any]) -> str:
 
 
 def _note_layout(value: Any, mark: dict[str, Any], tensor: str, name: str, seen: _Seen) -> None:
-    """Add a value's strides to its mark if the value's elements don't lie row by row in memory."""
+    """Add a value's strides to its mark if the value's elements aren't stored row by row in memory."""
     extent = find_extent(value, tensor, mark)
     if not lies_by_rows(value):
         check_gaps(name, extent.stop - extent.start, value.nbytes)

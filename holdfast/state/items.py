@@ -26,8 +26,8 @@ ITEM, HOW = "item", "how"
 # The differences of a saved item from the original at its place. NEW: the item replaces the original. MOVED: the item
 # is the original of another place or container. AGAIN: the item is an object that this save has already read at another
 # place. VIEW: the item is a view of another value. LEARNS: the item is a tensor that requires a gradient. CLASS: the
-# item is a parameter. DEVICE: the item is on another device. SWITCHES: the item is a new module with switches of
-# its own; see `forms.read_switches`. MAKE: the item is a new generator of a different kind than the original,
+# item is a parameter. DEVICE: the item is on another device. SWITCHES: the item is a new module with
+# its own switches; see `forms.read_switches`. MAKE: the item is a new generator of a different kind than the original,
 # or at a place without an original; see `generators.name_generator`.
 NEW, MOVED, AGAIN, VIEW, LEARNS, CLASS, DEVICE = "new", "moved", "again", "view", "learns", "class", "device"
 SWITCHES, MAKE = "switches", "make"

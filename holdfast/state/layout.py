@@ -58,12 +58,12 @@ def strides_of(value: Any) -> tuple[int, ...]:
 
 
 def strides_by_rows(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
-    """Return the strides, in bytes, of a value whose elements lie row by row, without gaps."""
+    """Return the strides, in bytes, of a value whose elements are stored row by row, without gaps."""
     return tuple(item_bytes * math.prod(map(int, shape[place + 1 :])) for place in range(len(shape)))
 
 
 def lies_by_rows(value: Any) -> bool:
-    """Return whether the elements of a tensor or an array lie row by row, without gaps."""
+    """Return whether the elements of a tensor or an array are stored row by row, without gaps."""
     return strides_of(value) == strides_by_rows(value.shape, value.itemsize)
 
 
@@ -151,7 +151,7 @@ def share(extents: Iterable[Extent]) -> None:
     """Find values that share part of their memory. Add each value's position in the shared memory to the value's mark.
 
     Raises:
-        StateError: the values lie scattered over too much memory.
+        StateError: the values are scattered over too much memory.
     """
     numbered = sorted(enumerate(extents), key=lambda each: (each[1].device, each[1].start))
     groups: list[list[tuple[int, Extent]]] = []

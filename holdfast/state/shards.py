@@ -82,7 +82,7 @@ class ShardedBytes(RegionBytes):
 
 
 def cut_like(local: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return a sharded tensor that is divided over the ranks as ``like`` is, and whose elements lie row by row.
+    """Return a sharded tensor that is divided over the ranks as ``like`` is, and whose elements are stored row by row.
 
     Args:
         local: this rank's region of the new tensor.
