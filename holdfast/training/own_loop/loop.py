@@ -481,7 +481,7 @@ class OwnLoop:
                 )
             self._end_late_code()
             step = None
-        # Find the last step that the loop has trained, because skipped steps may lie between that step and this step.
+        # Find the last step that the loop has trained, because skipped steps may come between that step and this step.
         last = training.program.skipped.find_outside(step.number) if step is not None else 0
         if step is not None and last:
             epoch = (last - 1) // self._length
