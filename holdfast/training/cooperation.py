@@ -302,7 +302,7 @@ class SeparateRanks(Cooperation):
         return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 
     def check_optimizer(self, optimizer: Any) -> None:
-        pass  # FSDP2 averages the gradients of each element over the ranks, whatever the optimizer
+        pass  # FSDP2 averages the gradients of each element over the ranks, for any optimizer
 
     def attach(self, models: Sequence[nn.Module]) -> None:
         """Check that the models' layout fits the samples. DDP, FSDP2 or `Synchronized` averages the gradients."""

@@ -18,7 +18,7 @@ from holdfast.state import include_gpus
 from holdfast.terminal import counted
 from holdfast.training.objects import PATIENCE, be_patient
 
-# The options of DistributedDataParallel that a resumed run needs to end on the same bits, whatever the loop does.
+# The options of DistributedDataParallel that a resumed run needs to end on the same bits, for any loop.
 DDP_OPTIONS = {
     # With other values of the next two options, DDP rearranges its buckets after a process's first step. If more than
     # two ranks sum in a ring, an element's place in its bucket decides in which order the ranks' values are summed. DDP

@@ -28,7 +28,7 @@ class Stage(enum.Enum):
 
 @dataclass
 class TrainingProgress:
-    """The progress of a run. It is part of the state: equal runs have equal progress, whatever their chunks."""
+    """The progress of a run. It is part of the state: equal runs have equal progress, with any chunks."""
 
     step: int = 0
     epoch_loss_sum: float = 0.0

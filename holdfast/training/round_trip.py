@@ -149,7 +149,7 @@ def _compare(payload: Payload, now: Payload) -> dict[str, str]:
 
 
 def _leave_out_same(payload: Payload, other: Payload) -> Payload:
-    """Return a payload without the bytes of tensors that lie at the same place as in the other payload."""
+    """Return a payload without the bytes of tensors that are at the same place in both payloads."""
     places = {name: _place(each) for name, each in other.tensors.items()}
     tensors = {
         name: Tensor(each.dtype, each.shape, ()) if _place(each) == places.get(name, 0) else each

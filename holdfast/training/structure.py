@@ -1,4 +1,4 @@
-"""The check that steps add and remove no layers or tensors: a resume would have only what the recipe builds."""
+"""The check that steps add and remove no layers or tensors: a resumed model has only what the recipe builds."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -89,7 +89,7 @@ def _find_loop(frame: types.FrameType) -> tuple[dict[int, _Instruction], int, se
 
 
 def _reach(start: int, nexts: dict[int, list[int]]) -> set[int]:
-    """Return the instructions that may run after `start`; among them `start` itself only if it lies on a cycle."""
+    """Return the instructions that may run after `start`; among them `start` itself only if it is on a cycle."""
     found: set[int] = set()
     waiting = [*nexts.get(start, ())]
     while waiting:

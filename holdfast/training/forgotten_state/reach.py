@@ -168,7 +168,7 @@ def list_codes(value: Any) -> list[types.CodeType]:
 def list_functions(member: Any) -> Iterator[types.FunctionType]:
     """Yield the functions of a function or of a class's member: a property, a static, class or decorated method.
 
-    A decorator such as ``@torch.no_grad()`` returns a function of its own, which has the decorated function as
+    A decorator such as ``@torch.no_grad()`` returns a new function, which has the decorated function as
     ``__wrapped__``, or only as a variable of its closure.
     """
     waiting, seen = [member], set[int]()
@@ -193,7 +193,7 @@ def is_entered(value: Any) -> bool:
     if isinstance(value, (*SCALARS, torch.Tensor, types.ModuleType, types.BuiltinFunctionType, types.CodeType)):
         return False
     kind = type(value)
-    # FSDP2 gives a user's module a class of its own.
+    # FSDP2 changes the class of a user's module to a new class.
     if kind.__module__.startswith(OF_SHARDING) and not isinstance(value, nn.Module):
         return False
     top = kind.__module__.partition(".")[0]

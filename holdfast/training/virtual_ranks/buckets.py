@@ -86,8 +86,8 @@ def make_buckets(parameters: Sequence[nn.Parameter], most_bytes: int | None = No
     """Return buckets for parameters, in the parameters' order.
 
     Args:
-        most_bytes: the largest size of a bucket; by default `BUCKET_BYTES`. A parameter that is larger gets a bucket of
-            its own.
+        most_bytes: the largest size of a bucket; by default `BUCKET_BYTES`. A larger parameter gets a separate
+            bucket.
     """
     distinct, most = dict.fromkeys(parameters), BUCKET_BYTES if most_bytes is None else most_bytes
     groups = pack_alike(distinct, lambda each: (each.dtype, each.device), lambda each: each.nbytes, most)
@@ -99,7 +99,7 @@ def pack_alike(
 ) -> Iterator[list[T]]:
     """Yield groups of items. The items of a group have the same kind, and together at most the size ``most``.
 
-    An item that is larger is a group of its own. Items of the same kind stay in their order.
+    A larger item is a separate group. Items of the same kind stay in their order.
     """
     alike: dict[Hashable, list[T]] = {}
     for each in items:
