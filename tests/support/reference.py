@@ -453,9 +453,15 @@ def spell_joined(node: ast.JoinedStr, texts: Mapping[str, ast.expr]) -> str:
 
 # Names in the code that say little in a message: the word to show.
 SHOWN_AS = {
-    "arg": "value", "args": "entry", "each": "value", "given": "value", "has": "value", "lineno": "line",
-    "misfit": "entry", "msg": "reason", "named": "names", "own": "own value", "qualname": "class", "said": "source",
-    "shown": "names", "st uid": "user id", "strerror": "reason", "what": "kind", "whole": "name", "who": "rank",
+    "apart": "names", "arg": "value", "args": "entry", "asked": "value", "broken": "names", "changed": "names",
+    "chosen": "name", "complaints": "problems", "counts": "number", "current": "fingerprint", "cut": "name",
+    "damaged": "problem", "done": "step", "double": "name", "each": "value", "else": "hint", "failed": "names",
+    "fitting": "names", "flaw": "problem", "given": "value", "has": "value", "known": "names", "lacking": "name",
+    "lacks": "source", "lineno": "line", "means": "reason", "misfit": "entry", "missing": "name", "msg": "reason",
+    "named": "names", "odd": "difference", "out": "path", "own": "own value", "qualname": "class",
+    "renamed": "problem", "said": "text", "shown": "names", "st uid": "user id", "strerror": "reason",
+    "taken": "path", "templates": "names", "theirs": "sizes", "together": "names", "trained with": "fingerprint",
+    "unknown": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name",
 }  # fmt: skip
 # Beginnings of a function's name that aren't part of the name of its result.
 VERBS = re.compile(r"^(?:describe|explain|find|list|name|read|shorten|spell)_")
