@@ -179,7 +179,7 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
 
     Args:
         postgres: use a Postgres database instead of a file.
-        gpus: start a worker for each of this number of GPUs, or for each GPU, instead of one worker for the machine.
+        gpus: start one worker for each GPU, for this number of GPUs or for all, instead of one worker for the machine.
         recipes: recipes that flow runs may train, beside those of this repository, as in HOLDFAST_ALLOWED_RECIPES.
     """
     bypass_proxy()

@@ -60,7 +60,7 @@ def audit(
     Args:
         store: The folder, or URL of a bucket's folder, that holds the runs.
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
-        share: If above 0, it decides instead of `commits`: all audits of a run together may take this share of the
+        share: If above 0, it decides instead of `commits`: all audits of a run together may take this fraction of the
             run's training time, such as 0.01. The newest commit that isn't certified comes first, then others at
             random. An unused part of the share remains for the next audit.
         seed: The seed of these random choices; by default a new one each time. The audits' records contain it.
@@ -148,7 +148,7 @@ def _choose(
     """Yield the commits to audit, with their runs.
 
     Args:
-        most: how much of each run to audit: an int is the number of commits, a float a share of the training time.
+        most: the limit for each run: an int limits the number of commits, a float the fraction of the training time.
     """
     found = open_store(store)
     for journal in [Journal(found, run)] if run else choose_some(list_runs(found), runs, seed):

@@ -13,7 +13,8 @@ LONGEST_NAME = 100
 
 
 def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConfig]:
-    """Return the configurations of a sweep. Each configuration has a run of its own, named after the changed settings.
+    """Return the configurations of a sweep. Each configuration has its own run, whose name contains the changed
+    settings.
 
     Args:
         grid: the values to try, by dotted name: ``{"settings.lr": [0.1, 0.01], "seed": [1, 2]}`` gives four

@@ -61,7 +61,7 @@ def audit_one(
         commit: The commit's number.
         start: The commit to begin with; by default the audit chooses.
         seed: The seed with which the commit was chosen, for the audit's record.
-        share: The share of the run's training time by which the commit was chosen, for the audit's record.
+        share: The fraction of the run's training time by which the commit was chosen, for the audit's record.
         config: The file of your configuration of the run; by default the run's records are used, if they are trusted.
     """
     journal = Journal(open_store(store), run)

@@ -1,8 +1,8 @@
 """The tasks of an attempt: open the run, train a chunk, commit it.
 
 Call these tasks directly, never `.submit()` them: Prefect interrupts only the body of a directly called task when it
-tells the process to end. No task caches or stores its result, whatever the user's Prefect profile says: the journal
-alone decides where a run continues.
+tells the process to end. No task caches or stores its result, even if the user's Prefect profile says otherwise: the
+journal alone decides where a run continues.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Heartbeats: every few seconds a flow run proves that it is alive. It emits an event, and renews a label of its own.
+"""Heartbeats: every few seconds a flow run proves that it is alive. It emits an event, and renews its own label.
 
 `tasks.pool` watches the label, from which `tasks.liveness` decides whether the flow run is alive. An automation sets a
 flow run without events to Crashed, even if nothing watches it (`deployments.automations`). Prefect's own heartbeats

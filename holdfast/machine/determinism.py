@@ -62,7 +62,7 @@ STRICT = {
     "torch.backends.cudnn.deterministic": True,
 }
 
-# The libraries that compute float32 products in a precision of their own, by device, as torch.backends names them.
+# The libraries that compute float32 products in their own precision, by device, as torch.backends names them.
 PRECISE = {
     "cpu": ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
     "cuda": ("cuda.matmul", "cudnn.conv", "cudnn.rnn"),

@@ -68,7 +68,7 @@ class RankStanding(enum.IntEnum):
     SAVED = 2
     """The rank has lost another rank, and has saved the last completed step."""
     REFUSED = 3
-    """The rank ends because of an error of its own. That may mean that the last completed step must not be saved."""
+    """The rank ends because of its own error. That may mean that the last completed step must not be saved."""
 
 
 @dataclass(frozen=True)

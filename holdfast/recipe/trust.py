@@ -48,8 +48,8 @@ class Trust:
 
     Args:
         recipe: the recipe to train with, in place of the recorded or configured recipe; empty for none.
-        records: whether to accept a recorded recipe and recorded settings, whatever they name. A recipe in a file of a
-            store is never accepted.
+        records: whether to accept a recorded recipe and recorded settings, without the usual conditions. A recipe in a
+            file of a store is never accepted.
         config: the reader's own configuration of the run, which replaces the recorded one; None if the reader named
             only the run.
     """

@@ -48,7 +48,7 @@ def digits(
     Args:
         width: channels of the first convolution; the second part has twice as many.
         rotate_degrees, shift_pixels, noise: the largest rotation and shift of a training picture, and the standard
-            deviation of the noise on its pixels, which lie between 0 and 1.
+            deviation of the noise on its pixels, which are between 0 and 1.
         average_decay: the decay factor of the moving average of the weights at each step.
         schedule_epochs: epochs until the learning rate is 0.
     """

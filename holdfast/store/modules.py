@@ -1,7 +1,7 @@
 """The folders in which Python searches for the user's modules, and the question whether a folder is in a store.
 
 Anyone who can write to a store can put modules there. So the current folder never comes first in ``sys.path``: a file
-such as ``json.py`` or ``holdfast.py`` in it must not take the place of a module of Python or Holdfast.
+such as ``json.py`` or ``holdfast.py`` in it must not replace a module of Python or Holdfast.
 """
 
 import os
@@ -57,7 +57,7 @@ def search_current_folder(module: str) -> None:
 def place_current(path: Sequence[str]) -> list[str]:
     """Return a module search path with the current folder before the installed packages, but after Python's modules.
 
-    In a store the current folder comes last, so that a file there takes the place of no installed module.
+    In a store the current folder comes last, so that no file there can replace an installed module.
     """
     current, found = Path.cwd(), _list_others(path)
     sites = [place for place, folder in enumerate(found) if Path(folder).name in SITE_FOLDERS]

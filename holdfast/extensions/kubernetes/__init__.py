@@ -1,4 +1,4 @@
-"""Kubernetes: an attempt whose pod is disrupted was preempted, whatever error that caused."""
+"""Kubernetes: an attempt whose pod is disrupted was preempted, and the error that followed doesn't count."""
 
 from holdfast.extending import Extension
 

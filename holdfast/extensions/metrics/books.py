@@ -10,7 +10,7 @@ from holdfast.journal.endings import REASONS, Ending
 from holdfast.ledger.goodput import account
 from holdfast.ledger.timeline import Life, Records, find_trainer, make_lives, read_records
 
-# The minimum seconds between two computations of the goodput ledger, and the largest share of the time that these
+# The minimum seconds between two computations of the goodput ledger, and the largest fraction of the time that these
 # computations may take.
 LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
 # The endings after which no supervisor has to start another attempt.

@@ -1,4 +1,4 @@
-"""The current values of all metrics. The attempt writes them, and an exporter reads them in a thread of its own."""
+"""The current values of all metrics. The attempt writes them, and an exporter reads them in its own thread."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -50,9 +50,9 @@ def check_receipt(journal: Journal, receipt: Receipt) -> list[Commit]:
 
 
 def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
-    """Check the files that a receipt signs: the checkpoint's own, which are read back, or those of an export.
+    """Check the files that a receipt signs: the checkpoint's files, which are read back, or the files of an export.
 
-    Return the result for a person; an empty text if the signed files are the checkpoint's, and good.
+    Return the result as a text for a person. The text is empty if the checkpoint's files are signed and undamaged.
 
     Raises:
         NotTrusted: no signed file has the weights of the receipt's commit.

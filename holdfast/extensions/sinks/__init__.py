@@ -1,7 +1,7 @@
 """Metric sinks: TensorBoard and Weights & Biases show a run as one curve, however often the run dies.
 
-A sink gets its numbers from commits alone, so that it never draws a step which the run later loses. Each sink is a
-process of its own, `python -m holdfast.extensions.sinks`. The attempt starts this process, and never waits for it
+A sink gets its numbers from commits alone, so that it never draws a step which the run later loses. Each sink is its
+own process, `python -m holdfast.extensions.sinks`. The attempt starts this process, and never waits for it
 during training. So no sink's library is ever loaded in a training process.
 """
 

@@ -1,6 +1,6 @@
 """Weights & Biases: the id at W&B is derived from the run, so that all attempts continue the same curve, offline too.
 
-Online, the server says which step is the last. Offline, each attempt writes a folder of its own, and `wandb sync` joins
+Online, the server says which step is the last. Offline, each attempt writes its own folder, and `wandb sync` joins
 these folders. Offline, the last step is the highest step in the folders on this machine and in the note that an
 earlier attempt has left on the store.
 """

@@ -14,7 +14,7 @@ from holdfast.terminal import counted
 
 log = logging.getLogger(__name__)
 
-# The device files of GPUs. The driver makes them; in a container only those of its own GPUs are there.
+# The device files of GPUs. The driver makes them; in a container only the files of its own GPUs exist.
 DEVICES, DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
 TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a minute
 
