@@ -21,7 +21,7 @@ def start_ranks(
 
     Args:
         number: the attempt's number.
-        newest: the commit that will probably be restored; None if that is unknown.
+        newest: the commit that will probably be restored; None if the commit is unknown.
         patience: the factor for the times after which a rank counts as hanging; see `holdfast.rank.hanging`.
         is_held: whether the ranks wait after they have imported torch; see `RanksAhead.start`.
     """

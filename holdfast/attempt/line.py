@@ -541,7 +541,7 @@ class Line:
         return all(map(is_of_ranks, compare_identities(configs[0].identity, configs[1].identity, {})))
 
     def _find_refused(self) -> set[str]:
-        """Return the folders that can't be adopted: of quarantined or refused commits, or already another commit's."""
+        """Return the folders that can't be adopted: they belong to quarantined, refused or other commits."""
         refused = [*self.journal.numbers("quarantine"), *self._tripped]
         return self._taken | {self.journal.path_of(number) for number in refused}
 

@@ -1,4 +1,4 @@
-"""Observers of an attempt: a bar on the terminal, a table in Prefect's UI, a metric sink of your own."""
+"""Observers of an attempt: a bar on the terminal, a table in Prefect's UI, a custom metric sink."""
 
 import logging
 import time

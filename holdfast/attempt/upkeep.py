@@ -38,7 +38,7 @@ class Upkeep:
         self.is_owed = False
 
     def do(self) -> None:
-        """Read back the newest commit if that is due, and prune. Log a failure as a warning."""
+        """Read back the newest commit if a read is due, and prune. Log a failure as a warning."""
         self.is_owed = False
         for name, act in (("reading a commit back", self.read_back), ("pruning", self.prune_epochs)):
             try:
@@ -48,7 +48,8 @@ class Upkeep:
                 log.warning("%s failed: %s; the run continues%s", name, error or repr(error), hint)
 
     def read_back(self) -> bool:
-        """Compare the newest commit's stored bytes with their hashes, if that is due. Return whether it was due.
+        """Compare the newest commit's stored bytes with their hashes, if a comparison is due. Return whether it was
+        due.
 
         It is due for an attempt's first commit, and then for every n-th, as ``checkpoint.read_back_every`` says. If a
         commit is damaged, quarantine it and let the next chunk begin from the commit before.
