@@ -15,8 +15,8 @@ from holdfast.errors import NameMissing, RecordDamaged
 from holdfast.journal import Commit, FileRecord, Journal, metrics_name
 from holdfast.store import Store
 
-# Holdfast's own lines are shorter than this; the longest belong to proofs, which name each tensor. Longer lines are
-# refused, to bound memory.
+# Longer lines are refused, to bound memory. Holdfast's own lines are shorter; the longest are those of proofs,
+# which name each tensor.
 MAX_LINE_BYTES = 2**26
 
 Lines = list[dict[str, Any]]
