@@ -47,9 +47,9 @@ def list_commands() -> list[Command]:
 
 
 def list_usable_commands() -> list[Command]:
-    """Return all commands; those of the core, after a warning, if an extension is broken.
+    """Return all commands. If an extension is broken, print a warning, and return only the commands of the core.
 
-    So a broken extension hides no run. Training is refused, because the extension may have a rule for machines.
+    So the core's commands still work. Training is refused, because the extension may have a rule for machines.
     """
     try:
         return list_commands()

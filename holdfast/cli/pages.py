@@ -17,7 +17,7 @@ WIDEST = 110
 
 
 def docs(*page: str) -> None:
-    """Show a page of the documentation, or find one. This needs no network. Without a word, list all pages.
+    """Show a page of the documentation, or find one. The pages need no network. Without a word, list all pages.
 
     Args:
         page: A page or a section, such as storage#rights; or words, such as those of a message.

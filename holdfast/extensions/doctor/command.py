@@ -48,8 +48,8 @@ def doctor(
     release: str = "",
     json: Json = False,
 ) -> int:
-    """Show the properties of this machine on which a run's bits depend, and the GPUs' health; measure whether equal
-    steps give equal bits.
+    """Show the properties of this machine on which a run's bits depend, and the GPUs' health; measure whether
+    equal steps compute equal bits.
 
     With --store, try a store instead. The exit code is 3 if a run can't use the store.
 
