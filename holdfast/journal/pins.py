@@ -18,7 +18,7 @@ def unpin_before(journal: Journal, number: int) -> None:
 
 
 def unpin_left(journal: Journal) -> None:
-    """Remove the pins of processes that have died. Earlier versions also pinned checkpoints to explain a spike."""
+    """Remove the pins that explain a commit: those of processes that have died, and those of earlier versions."""
     for pin in _read_pins(journal):
         if pin.explains:
             journal.unpin(pin.commit)

@@ -37,7 +37,7 @@ def find_other_settings(journal: Journal, newest: Commit | None) -> str:
 
 
 def is_of(journal: Journal, commit: Commit) -> bool:
-    """Return whether the snapshot has the settings with which a commit's attempt trained, by the hash in the commit."""
+    """Return whether the hash in a commit shows that its attempt trained with the settings of the snapshot."""
     read = _read(journal)
     return read is not None and read[0] in _list_hashes(commit)
 

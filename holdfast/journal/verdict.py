@@ -129,7 +129,7 @@ class AuditVerdict:
         """The largest probability with which a program that deviates at random makes a sound machine look faulty.
 
         A program that deviates in each training with the probability q gives ``agreeing`` right and ``deviating`` wrong
-        results with the probability (1 - q)^agreeing q^deviating. This is largest for q = deviating / (agreeing +
+        results with the probability (1 - q)^agreeing q^deviating. This bound is largest for q = deviating / (agreeing +
         deviating). The property is None unless the kind is ``machine``.
         """
         if self.kind != "machine":
