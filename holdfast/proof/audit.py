@@ -301,7 +301,7 @@ def list_notes(journal: Journal, commit: Commit, present: Present) -> list[str]:
     """Return the changes since a commit, and the reasons why equal bits aren't promised here."""
     past = Past.read(journal, commit)
     # A changed package is left out here, because the reasons of `promise_for` name the package. A different version of
-    # Holdfast stays in, because these reasons don't name it: every version of Holdfast has to give the same bits.
+    # Holdfast stays in, because these reasons don't name it: every version of Holdfast has to compute the same bits.
     found = changes_since(past, present)
     changes = [str(change) for change in found if change.kind != "package" and not is_of_skips(change)]
     return [*changes, *promise_for(past, present).reasons]

@@ -119,7 +119,7 @@ def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
 
 
 def has_settings_of(journal: Journal, commit: Commit, other: Commit) -> bool:
-    """Return whether a replay with another commit's settings gives the same steps as a commit's own settings.
+    """Return whether a replay with another commit's settings trains the same steps as a commit's own settings.
 
     The two lists of steps to skip may differ. When steps are added to the list, the run goes back to a commit before
     these steps, so the longer list changes no earlier step.
