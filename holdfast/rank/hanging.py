@@ -97,7 +97,7 @@ class Watch:
         return self._heartbeats.read()
 
     def find_slow(self) -> SlowRank | None:
-        """Return the rank that was slower than the others since this was last judged; see `SlowRanks`.
+        """Return the rank that was slower than the others since the last call; see `SlowRanks`.
 
         Return None if no rank was slow, or if too few steps were trained since then.
         """

@@ -334,7 +334,8 @@ class Evaluated(Message):
         metrics: the numbers that the recipe's ``evaluate`` returned.
         measured: the names of the metrics that differ at each evaluation, such as times.
         anneals: the value of each anneal in the next step.
-        is_pure: whether the evaluation has changed no kept object, so that a second one gives the same numbers.
+        is_pure: whether the evaluation has changed no kept object, so that a second evaluation computes the same
+            numbers.
     """
 
     metrics: dict[str, float]

@@ -73,7 +73,7 @@ class Orders:
         self._last_pause = math.inf
         self._step_s = 0.0  # the duration of the last measured step
         self._steps, self._urgent, self._saves = Durations(unknown_s=0.0), Durations(), Durations()
-        self._ends = Stopwatch()  # the loop's code at the ends of epochs
+        self._ends = Stopwatch()  # measures the loop's code at the ends of epochs
         self._slowing = Slowing()
         self._is_saving = False  # whether a save was in progress when the present step began
         signal.signal(signal.SIGTERM, self._obey_signal)
