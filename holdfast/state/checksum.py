@@ -1,9 +1,9 @@
 """64-bit checksums of tensors, computed on the tensors' own devices in one pass.
 
 Words of 8 bytes are added in rows of `ROW_WORDS`, modulo 2**64, and each row's sum is weighted by the row's position.
-Integer addition is associative, so any order of addition gives the same bits on any device. For the same reason, the
-sums of ranks that each hold some rows of a tensor add up to the checksum of the whole tensor. A checksum finds and
-locates differences; only a content id proves equality.
+Integer addition is associative, so the sum has the same bits for any order of addition, on any device. For the same
+reason, the sums of ranks that each hold some rows of a tensor add up to the checksum of the whole tensor. A checksum
+finds and locates differences; only a content id proves equality.
 """
 
 import hashlib
