@@ -138,7 +138,7 @@ def connect_attached(compute: Compute, use_cuda: bool) -> None:
 
 
 def required_of_ddp(ranks: int) -> dict[str, bool]:
-    """Return the options that a user's own DistributedDataParallel needs to give the same bits after a resume.
+    """Return the options that a user's own DistributedDataParallel needs to compute the same bits after a resume.
 
     With one or two ranks no option is needed: a sum of two numbers doesn't depend on their order, and halving is exact.
     """

@@ -80,8 +80,8 @@ def steps(
             speed = (step - first) / (time.monotonic() - began)
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
-            # This also passes the trail to `note_lines`. If this rank dies, the trail is compared with that of the new
-            # ranks.
+            # The function also passes the trail to `note_lines`. If this rank dies, the trail is compared with that of
+            # the new # ranks.
             read_lines(training)
     if training.record.checked < training.progress.step:
         check_changes(training)
@@ -208,7 +208,8 @@ def repeat_evaluation(training: Training) -> tuple[dict[str, float], bool]:
     """Evaluate the model as `evaluate_recipe` does, and undo what the evaluation changes in the extras.
 
     Returns:
-        the metrics; and whether the evaluation has changed no extra, so that a further one gives the same metrics.
+        the metrics; and whether the evaluation has changed no extra, so that a further evaluation computes the same
+        metrics.
     """
     with undone_extras(training) as are_unchanged:
         metrics, _ = evaluate_recipe(training)

@@ -1,4 +1,4 @@
-"""The norm of a gradient, summed in a fixed order: whole tensors and tensors cut by rows give the same bits."""
+"""The norm of a gradient, summed in a fixed order: the same bits for whole tensors and for tensors cut by rows."""
 
 import functools
 import itertools
