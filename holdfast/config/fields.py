@@ -397,7 +397,7 @@ class Compute(Section):
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        if self.virtual_ranks:  # virtual ranks give the same bits for any number of data-parallel ranks, sharded or not
+        if self.virtual_ranks:  # bits are the same for any number of data-parallel ranks, sharded or not
             return identity | ({"mesh": {"tensor": self.tensor_ranks}} if self.tensor_ranks > 1 else {})
         if self.parallel == "ddp":
             return identity

@@ -150,9 +150,9 @@ is downloaded.
 |---|---|---|---|
 {rows}
 
-Each killed run below ended on the bytes of a run that was never killed. So do shorter runs of all eight in the tests,
-killed once and stopped once, with a rehearsal at every checkpoint; and their weights are those of the script without
-Holdfast, bit for bit, except where a section says otherwise.
+Each killed run below ended on the bytes of a run that was never killed. The tests kill once and stop once a shorter run
+of each script, with a rehearsal at every checkpoint, and compare the bytes in the same way. Except where a section says
+otherwise, the weights of these runs equal the weights of the script without Holdfast, bit for bit.
 
 To try one, clone the repository, call `make setup`, and start the command that its section shows. Kill it in any way,
 and start it again.

@@ -341,12 +341,15 @@ MESSAGES = """\
 # The messages
 
 Search this page for the words of your message. A name in braces stands for a value in your message, and `...` for a
-longer text. The hint is the second line that the command prints. Each heading is an error's class:
-[errors.md](errors.md) lists its exit code, and [troubleshooting.md](troubleshooting.md) tells you what to do when an
-attempt ends.
+longer text. Optional words of a message are left out. The hint is the second line that the command prints. Each heading
+is an error's class: [errors.md](errors.md) lists its exit code, and [troubleshooting.md](troubleshooting.md) tells you
+what to do when an attempt ends.
 
 `make docs` generates this page from the code; a test compares them.
 """
+# A value without a space beside it is a text that may be empty, such as a further clause.
+FIRST = re.compile(r"(?:^|(?<= ))\{[a-z ]+\}(?=[a-z])|^\{[a-z ]+\}(?=\{)")
+FURTHER = re.compile(r"(?<=[\w)}])\{[a-z ]+\}")
 # A message without any of these words says nothing by itself.
 WORDS = re.compile(r"[a-z]{3}")
 
@@ -396,7 +399,11 @@ def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterat
             hints = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
             message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
             if has_words(message):
-                yield name, message, hint if has_words(hint) else ""
+                yield name, leave_out_optional(message), leave_out_optional(hint) if has_words(hint) else ""
+
+
+def leave_out_optional(text: str) -> str:
+    return FURTHER.sub("", FIRST.sub("", text))
 
 
 def has_words(text: str) -> bool:
@@ -459,7 +466,7 @@ SHOWN_AS = {
     "fitting": "names", "flaw": "problem", "given": "value", "has": "value", "known": "names", "lacking": "name",
     "lacks": "source", "lineno": "line", "means": "reason", "misfit": "entry", "missing": "name", "msg": "reason",
     "named": "names", "odd": "difference", "out": "path", "own": "own value", "qualname": "class",
-    "renamed": "problem", "said": "text", "shown": "names", "st uid": "user id", "strerror": "reason",
+    "renamed": "problem", "said": "text", "shown": "names", "some": "names", "st uid": "user id", "strerror": "reason",
     "taken": "path", "templates": "names", "theirs": "sizes", "together": "names", "trained with": "fingerprint",
     "unknown": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name",
 }  # fmt: skip
