@@ -1,1 +1,1 @@
-"""Adapters that let other frameworks' training loops run under Holdfast. Importing this imports no framework."""
+"""Adapters that let other frameworks' training loops run under Holdfast. Importing this package loads none of them."""

@@ -1,7 +1,7 @@
 """The order of samples: a function of seed, pass and index, so that the step's number is the position in the data.
 
-Nothing about the order is saved. A loader that starts at step s gives the same samples as a loader that reached step s,
-with any number of ranks or workers.
+Nothing about the order is saved. A loader that starts at step s yields the same samples as a loader that reached step
+s, with any number of ranks or workers.
 """
 
 import functools

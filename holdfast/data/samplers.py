@@ -43,7 +43,7 @@ class EndlessPass(LongPass):
     """The indices of the batches of a sampler that never ends.
 
     Each batch's indices are drawn with random states that belong to this pass, and not to training. So a second
-    iteration gives the same indices, and it doesn't matter how many batches are drawn ahead.
+    iteration yields the same indices, and it doesn't matter how many batches are drawn ahead.
 
     Args:
         capture: returns the states of the generators from which a sampler may draw.

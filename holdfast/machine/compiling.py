@@ -1,7 +1,7 @@
 """Settings of torch's compiler with which a kernel doesn't depend on what its process has computed before.
 
 A run that resumes begins with a different batch than the process before it. The compiler learns from the batches so
-far, and may time several kernels. Both would give different results in the two processes.
+far, and may time several kernels. Both would lead to different results in the two processes.
 """
 
 import sys

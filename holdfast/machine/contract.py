@@ -30,7 +30,7 @@ class Term:
         on: the devices on which a difference may change bits; if empty, the property is only recorded.
         why: how a difference changes bits, or why it doesn't; ``holdfast doctor --json`` prints this text.
         compared: the part of the property's value that is compared, as a key of `PARTS`.
-        source: the documentation or the issue that proves `why`; empty if that is obvious.
+        source: the documentation or the issue that proves `why`; empty if the reason is obvious.
         free: the part of the value that may differ.
         before: the part in records of earlier versions, which lack the property; empty if it isn't known.
     """

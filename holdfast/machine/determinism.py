@@ -1,4 +1,4 @@
-"""Settings of a process with which the same step gives the same bits: environment variables, torch's flags, seeds."""
+"""Settings of a process for equal bits in equal steps: environment variables, torch's flags, seeds."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The self-test of a rank's device: one small training step, computed twice from equal numbers, gives equal bits.
+"""The self-test of a rank's device: one small training step, computed twice from equal numbers, has equal bits.
 
 Each rank tests its own device once it has built its recipe, and `holdfast doctor` tests all devices. A device whose
 bits differ computes wrong numbers. The test takes a tenth of a second on a CPU core.
@@ -36,7 +36,7 @@ class SelfTest:
     Attributes:
         host: the name of the machine that has the device.
         where: `host`, and the GPU's number if the device is a GPU.
-        model: the device's model; devices of one model in one machine give equal bits.
+        model: the device's model; devices of one model in one machine compute equal bits.
         sha256: a digest of the step's bits.
         flags: a digest of torch's flags, which a recipe may set, and of Holdfast's version: two tests are comparable
             only if their flags are equal.
@@ -152,7 +152,7 @@ def _find_test(environment: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def _is_comparable(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Return whether the self-tests of two machines have to give equal bits."""
+    """Return whether the self-tests of two machines must have equal bits."""
     if saved[KEY]["flags"] != current[KEY]["flags"] or judge(saved, current).promise != "identical":
         return False
     # `judge` doesn't compare the names of GPUs, but GPUs of one architecture may differ in memory or clock rate.

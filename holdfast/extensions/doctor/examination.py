@@ -1,4 +1,4 @@
-"""The examination of this machine: its environment, its GPUs, and whether repeated steps give equal bits.
+"""The examination of this machine: its environment, its GPUs, and whether repeated steps compute equal bits.
 
 The process of ``holdfast doctor`` has other environment variables and threads than a rank. So new processes, which are
 started like ranks, make the measurements: ``python -m holdfast.extensions.doctor.examination SETTINGS DEVICE`` prints
