@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import re
 import signal
 from collections import defaultdict
@@ -152,8 +153,8 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
     "HOLDFAST_MEETING": "the file in memory through which several ranks of one machine find each other",
-    "HOLDFAST_DOOR": "the socket at which another launcher's ranks connect to the attempt, and the first of these "
-    "ranks: [launchers.md](launchers.md)",
+    "HOLDFAST_DOOR": "the descriptor of the socket at which another launcher's ranks connect to the attempt, and "
+    "the process id of the first of these ranks: [launchers.md](launchers.md)",
     "HOLDFAST_END": "the pipe from which another launcher's rank reads the attempt's exit code",
     "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of the worker's processes",
     "HOLDFAST_HEARTBEATS": "the file into which ranks write their step, so that their attempt sees their progress",
@@ -382,28 +383,62 @@ def find_constants(trees: Iterable[ast.Module]) -> dict[str, ast.expr]:
 
 def list_assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
     """Return the names that get a value in these nodes, each with the value."""
-    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
-    return [(target.id, node.value) for node in assigned for target in node.targets if isinstance(target, ast.Name)]
+    pairs = [(target, node.value) for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    for target, value in list(pairs):
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs += zip(target.elts, value.elts, strict=False)
+    return [(target.id, value) for target, value in pairs if isinstance(target, ast.Name)]
 
 
 def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, str, str]]:
     """Yield the class, the message and the hint of each error that source code makes; an empty hint for none."""
     names = {each.__name__ for each in list_errors()}
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     own = find_constants([tree])  # such as a module's HINT, when other modules give other texts this name
     for scope in list_scopes(tree):
-        texts = {**constants, **own, **dict(list_assigned(walk_scope(scope)))}
+        assigned = list_assigned(walk_scope(scope))
         for call in (node for node in walk_scope(scope) if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name not in names or not call.args:
                 continue
+            before = list_before(call, assigned, parents)
             hints = [keyword.value for keyword in call.keywords if keyword.arg == "hint"]
-            message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
-            if has_words(message):
-                yield name, leave_out_optional(message), leave_out_optional(hint) if has_words(hint) else ""
+            used = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+            values = [[pair for pair in before if pair[0] == each] for each in sorted(used)]
+            for chosen in itertools.product(*filter(None, values)):
+                line = max((value.lineno for name, value in chosen), default=call.lineno)
+                near = sorted(before, key=lambda pair: -abs(pair[1].lineno - line))
+                texts = {**constants, **own, **dict(near), **dict(chosen)}
+                message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
+                if has_words(message):
+                    yield name, leave_out_optional(message), leave_out_optional(hint) if has_words(hint) else ""
+
+
+def list_before(
+    call: ast.Call, assigned: Iterable[tuple[str, ast.expr]], parents: Mapping[ast.AST, ast.AST]
+) -> list[tuple[str, ast.expr]]:
+    """Return the names and values that a call may find: no value that a later line has replaced in any case."""
+    around = set[ast.AST]()
+    node: ast.AST = call
+    while node in parents:
+        node = parents[node]
+        around.add(node)
+    found = list[tuple[str, ast.expr]]()
+    for name, value in sorted(assigned, key=lambda pair: pair[1].lineno):
+        if value.lineno > call.lineno:
+            break
+        statement: ast.AST = value
+        while not isinstance(statement, ast.Assign):
+            statement = parents[statement]
+        fields = [value for _, value in ast.iter_fields(parents[statement]) if isinstance(value, list)]
+        if any(statement in field and around.intersection(field) for field in fields):
+            found = [pair for pair in found if pair[0] != name]
+        found.append((name, value))
+    return found
 
 
 def leave_out_optional(text: str) -> str:
-    return FURTHER.sub("", FIRST.sub("", text))
+    return FURTHER.sub("", FIRST.sub("", text)).replace("can't {where}: {text}", "can't {action}: {reason}")
 
 
 def has_words(text: str) -> bool:
@@ -463,8 +498,9 @@ SHOWN_AS = {
     "apart": "names", "arg": "value", "args": "entry", "asked": "value", "broken": "names", "changed": "names",
     "chosen": "name", "complaints": "problems", "counts": "number", "current": "fingerprint", "cut": "name",
     "damaged": "problem", "done": "step", "double": "name", "each": "value", "else": "hint", "failed": "names",
-    "fitting": "names", "flaw": "problem", "given": "value", "has": "value", "known": "names", "lacking": "name",
-    "lacks": "source", "lineno": "line", "means": "reason", "misfit": "entry", "missing": "name", "msg": "reason",
+    "fitting": "names", "flaw": "problem", "given": "value", "has": "value", "join": "names", "known": "names",
+    "lacking": "name", "lacks": "source", "lineno": "line", "means": "reason",
+    "misfit": "entry", "missing": "name", "msg": "reason",
     "named": "names", "odd": "difference", "out": "path", "own": "own value", "qualname": "class",
     "renamed": "problem", "said": "text", "shown": "names", "some": "names", "st uid": "user id", "strerror": "reason",
     "taken": "path", "templates": "names", "theirs": "sizes", "together": "names", "trained with": "fingerprint",
