@@ -54,7 +54,7 @@ def walk_nodes(node: Any) -> Iterator[Any]:
 
 
 def restart_never(data: Any) -> None:
-    """Keep torchdata's ``Loader`` of nodes from restarting at the end of a pass.
+    """Keep a ``torchdata.nodes.Loader`` from restarting at the end of a pass.
 
     With restarts the loader would begin the next pass before a batch is requested. If a run resumed at the end of a
     pass, the loader's state would then never change.

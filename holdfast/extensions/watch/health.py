@@ -23,11 +23,11 @@ LATE_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class Health:
-    """The verdict on a run.
+    """Whether a run makes progress, for a person.
 
     Attributes:
-        text: the verdict in words, and what the run waits for. The text is short, so that no terminal truncates it.
-        detail: the reason for the verdict; empty if there is none.
+        text: the state in words, and what the run waits for. The text is short, so that no terminal truncates it.
+        detail: the reason for the state; empty if there is none.
         expected_s: expected seconds from the newest commit or claim to the next commit; 0 if unknown.
     """
 
