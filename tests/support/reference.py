@@ -438,7 +438,8 @@ def list_before(
 
 
 def leave_out_optional(text: str) -> str:
-    return FURTHER.sub("", FIRST.sub("", text)).replace("can't {where}: {text}", "can't {action}: {reason}")
+    text = FURTHER.sub("", FIRST.sub("", text))
+    return text.replace("can't {where}", "can't {action}").replace("{action}: {text}", "{action}: {reason}")
 
 
 def has_words(text: str) -> bool:
@@ -504,7 +505,7 @@ SHOWN_AS = {
     "named": "names", "odd": "difference", "out": "path", "own": "own value", "qualname": "class",
     "renamed": "problem", "said": "text", "shown": "names", "some": "names", "st uid": "user id", "strerror": "reason",
     "taken": "path", "templates": "names", "theirs": "sizes", "together": "names", "trained with": "fingerprint",
-    "unknown": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name",
+    "unknown": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name", "whose": "kind",
 }  # fmt: skip
 # Beginnings of a function's name that aren't part of the name of its result.
 VERBS = re.compile(r"^(?:describe|explain|find|list|name|read|shorten|spell)_")

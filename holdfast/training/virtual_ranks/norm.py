@@ -82,7 +82,7 @@ def _find_first(gradient: Tensor) -> int:
 
 
 def _is_counted(gradient: Tensor) -> bool:
-    """Return whether this rank's copy of a gradient's rows is counted, of all copies of the same rows.
+    """Return whether the norm counts this rank's copy of a gradient's rows, and not another rank's copy of these rows.
 
     If a tensor's mesh contains only some of the ranks, the other ranks hold the same rows on other meshes. Then the
     main rank's mesh counts.
