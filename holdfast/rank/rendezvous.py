@@ -60,7 +60,7 @@ def find_address(compute: Compute) -> str:
 
 
 def _hint_at_address(compute: Compute) -> str:
-    """Return a hint for setting node 0's address. In a Slurm job it names MASTER_ADDR, which replaces the job's."""
+    """Return a hint for setting node 0's address. In a Slurm job it names the variable MASTER_ADDR."""
     job = find_job()
     if job is not None and job.address == compute.rendezvous:
         return "Slurm gives this name to the job's first node: set MASTER_ADDR to an address that all nodes can reach"

@@ -72,7 +72,7 @@ def _choose(kind: str, names: Sequence[str]) -> str:
             return fitting[0]
     if len(names) > 1:
         raise ConfigError(
-            f"several generators of the source ({', '.join(names)}) may be the one of {kind}",
+            f"several generators of the source ({', '.join(names)}) may be the generator of {kind}",
             hint="--map NAME= leaves a generator of the source out",
         )
     return names[0]

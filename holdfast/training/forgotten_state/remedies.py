@@ -107,7 +107,7 @@ class Scope:
 
 
 def _list_bound(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a function's closure and defaults, after the expression that reads them from the function."""
+    """Yield the values of a function's closure and defaults, each after the expression that reads it."""
     for number, cell in enumerate(function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # the variable isn't assigned yet
             yield f"__closure__[{number}].cell_contents", cell.cell_contents

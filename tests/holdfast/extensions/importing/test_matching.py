@@ -124,7 +124,7 @@ def test_of_two_generators_the_processs_own_is_found_by_name_or_asked_for() -> N
         own, others = generators.choose_own(dict(zip(names, (first, second), strict=True)))
         assert torch.equal(own["torch"], first)
         assert others == [names[1]]
-    with pytest.raises(ConfigError, match=r"generators of the source \(loader, noise\) may be the one of torch"):
+    with pytest.raises(ConfigError, match=r"generators of the source \(loader, noise\) may be the generator of torch"):
         generators.choose_own({"loader": first, "noise": second})
 
 
