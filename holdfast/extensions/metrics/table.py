@@ -47,7 +47,7 @@ _ROWS = (
     Metric("holdfast.commit.interval", "gauge", "s", "Seconds between the last two commits, or in the last chunk."),
     Metric("holdfast.train", "counter", "s", "Seconds spent in committed steps."),
     Metric("holdfast.stall", "counter", "s", "Seconds for which training paused for saves."),
-    Metric("holdfast.save", "counter", "s", "Seconds from the copy of the state until it was durable."),
+    Metric("holdfast.save", "counter", "s", "Seconds from the copy of a state until the state was durable."),
     Metric("holdfast.durable", "counter", "s", "Seconds from the last step of a chunk until its commit counted."),
     Metric("holdfast.checkpoint", "counter", "By", "Bytes of the committed checkpoints."),
     Metric("holdfast.restore", "counter", "s", "Seconds in which checkpoints were read, verified and judged."),
