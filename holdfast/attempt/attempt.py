@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from holdfast import checkpoint
 from holdfast.attempt.admission import check_machine
@@ -23,6 +23,7 @@ from holdfast.attempt.lineage import Past, describe_job, judge_drift, judge_envi
 from holdfast.attempt.observers import AttemptView, CheckpointVerdict, Observer, Observers, judge_restore
 from holdfast.attempt.opening import (
     Known,
+    TrustedKeys,
     apply_skips,
     await_completed,
     describe_beginning,
@@ -60,9 +61,6 @@ from holdfast.machine.gpus import explain_ranks, settle_ranks
 from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed, SavedAside, Shadowed
 from holdfast.store import open_store
-
-if TYPE_CHECKING:
-    from holdfast.journal.signature import TrustedKey
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +253,7 @@ class Attempt:
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
         return known
 
-    def _read_skips(self, trusted_keys: Sequence["TrustedKey"]) -> tuple[RunConfig, list[str]]:
+    def _read_skips(self, trusted_keys: TrustedKeys) -> tuple[RunConfig, list[str]]:
         """Add the run's skip list to `config`. Return the configuration, and the names of the list's records."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
         self.config = self.ranks.config = settle_ranks(given)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.config import RunConfig
 from holdfast.errors import NameMissing, RecordDamaged, RunUnknown, WrongUse
@@ -20,6 +20,8 @@ from holdfast.terminal import counted
 
 if TYPE_CHECKING:
     from holdfast.journal.signature import SigningKey, TrustedKey
+
+TrustedKeys: TypeAlias = "Sequence[TrustedKey]"
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +154,7 @@ def load_keys(config: RunConfig) -> tuple["SigningKey | None", list["TrustedKey"
     return signing_key, [load_trusted_key(source) for source in config.resume.trusted_keys]
 
 
-def apply_skips(
-    journal: Journal, given: RunConfig, trusted_keys: Sequence["TrustedKey"]
-) -> tuple[RunConfig, list[str]]:
+def apply_skips(journal: Journal, given: RunConfig, trusted_keys: TrustedKeys) -> tuple[RunConfig, list[str]]:
     """Add the run's skip list to a configuration.
 
     If the run still has commits that trained the skipped steps, because a kill has prevented their quarantine,

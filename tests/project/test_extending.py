@@ -188,7 +188,9 @@ def test_what_the_code_names_as_text_exists() -> None:
     for module, name in named:
         file = ROOT.joinpath(*module.split("."))
         source = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text("utf-8")
-        defined = {getattr(node, "name", "") for node in ast.parse(source).body}
+        body = ast.parse(source).body
+        defined = {getattr(node, "name", "") for node in body}
+        defined |= {ast.unparse(each) for node in body if isinstance(node, ast.Assign) for each in node.targets}
         assert not name or name in defined, f"{module}:{name}"
 
 

@@ -263,6 +263,7 @@ OWNERS = [
     Owner("", lambda: namedtuple("Pair", "a b"), "_fields _make"),  # public, in spite of their names
     Owner("", find_distribution, "_path"),
     Owner("", find_random_state, "_rand"),
+    Owner("", lambda: find_random_state()._rand, "_bit_generator"),
     Owner("", lambda: __import__("numpy"), "_core"),
     Owner("", lambda: __import__("numpy")._core.multiarray, "_reconstruct"),
     # ---- torch
@@ -281,7 +282,8 @@ OWNERS = [
     Owner("", make_one_cycle, "_schedule_phases _anneal_func_type"),
     Owner("", find_in_torch("serialization"), "_get_layout"),
     Owner("", lambda: importlib.import_module("torch"), "_C"),
-    Owner("", find_in_torch("_C"), "_get_accelerator"),
+    Owner("", find_in_torch("_C"), "_get_accelerator _current_graph_task_id"),
+    Owner("", lambda: find_in_torch("autograd")().Variable, "_execution_engine"),
     Owner("", find_in_torch("distributed.checkpoint"), "_traverse"),
     Owner("", find_in_torch("distributed.checkpoint.default_planner"), "_EmptyStateDictLoadPlanner"),
     Owner("", find_in_torch("distributed.checkpoint.filesystem"), "_StorageInfo"),

@@ -93,7 +93,7 @@ def test_make_targets_exist() -> None:
 def test_exit_codes_are_the_documented_ones() -> None:
     for code in (0, 1, 2, 3, 130, 143):
         assert re.search(rf"\b{code}\b", EXIT_CODES)
-        assert re.search(rf"\b{code}\b", README.split("Every command ends")[1].split("\n\n")[0])
+        assert re.search(rf"\b{code}\b", README.split("A command's exit code is")[1].split("\n\n")[0])
     assert HoldfastError.exit_code == 3
 
 

@@ -13,7 +13,7 @@ from holdfast.checkpoint.found import Found
 from holdfast.recipe import Recipe
 from holdfast.state import is_sharded, local_of
 from holdfast.state.checksum import checksum_together
-from holdfast.training.forgotten_state.search import find_weights
+from holdfast.training.forgotten_state.search import find_copies
 
 # Checksums of copies, by the copies' names.
 Sums = Mapping[str, int]
@@ -40,7 +40,7 @@ def describe_products(recipe: Recipe, before: Sums) -> dict[str, str]:
 
 def _list_copies(recipe: Recipe) -> Sequence[tuple[Found, Iterable[Tensor]]]:
     try:
-        return find_weights(recipe)
+        return find_copies(recipe)
     except Exception:  # an error of the user's objects that only a search meets must not end a run
         return []
 

@@ -74,14 +74,14 @@ class Registered:
         self._ids.add(id(part))
         if isinstance(part, nn.Module):
             self._ids |= {id(each) for each in part.modules()}
-            tensors = [*part.parameters(), *_list_tensors(part.state_dict(keep_vars=True))]
+            tensors = [*part.parameters(), *list_tensors_in(part.state_dict(keep_vars=True))]
             self._memory |= {_memory_of(each) for each in tensors}
         elif isinstance(part, MUTABLE):
             self._add_value(part)
         else:
             self._add_inside(part)
         if isinstance(part, torch.optim.Optimizer):
-            self._memory |= {_memory_of(each) for each in _list_tensors(list(part.state.values()))}
+            self._memory |= {_memory_of(each) for each in list_tensors_in(list(part.state.values()))}
 
     def _add_value(self, value: Any) -> None:
         """Register a container and all its items, or a tensor's memory."""
@@ -129,12 +129,13 @@ def _list_registered(recipe: Recipe, own: set[int]) -> Iterator[Any]:
         yield from (each for each in attributes if isinstance(each, MUTABLE) or has_state(each))
 
 
-def _list_tensors(value: Any) -> Iterator[Tensor]:
+def list_tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value and in nested containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, CONTAINERS):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _list_tensors(each)
+            yield from list_tensors_in(each)
 
 
 def _memory_of(value: Any) -> int:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from holdfast import state
 from holdfast.checkpoint import digest_payload
@@ -40,7 +39,7 @@ from holdfast.training.forgotten_state.reach import (
     list_codes,
     list_inner_values,
 )
-from holdfast.training.forgotten_state.registered import Registered, has_state, own_ids
+from holdfast.training.forgotten_state.registered import Registered, has_state, list_tensors_in, own_ids
 from holdfast.training.forgotten_state.remedies import At, Scope, find_remedy, last_part
 from holdfast.training.kept import LOOP, Kept
 from holdfast.training.optimizers import parts_of
@@ -81,7 +80,7 @@ def find_holder(recipe: Recipe, parameter: Tensor) -> Found | None:
     return search.find_holder(parameter)
 
 
-def find_weights(recipe: Recipe) -> list[tuple[Found, list[Tensor]]]:
+def find_copies(recipe: Recipe) -> list[tuple[Found, list[Tensor]]]:
     """Return the modules, and the copies of the model's weights, that no checkpoint contains, each with its tensors.
 
     A copy of the weights is a list, tuple or dict with one tensor for each parameter of a kept module, in its shape.
@@ -112,7 +111,7 @@ def _list_tensors(container: Any) -> list[Tensor]:
 def _list_tensors_inside(value: Any) -> list[Tensor]:
     """Return the tensors in an object's state; none if its ``state_dict`` raises."""
     try:
-        return [each for each in tree_leaves(value.state_dict()) if isinstance(each, Tensor)]
+        return [*list_tensors_in(value.state_dict())]
     except Exception:
         return []
 

@@ -163,7 +163,6 @@ class OwnLoop:
             settings: the values of all other parameters.
         """
         self.config, self.settings, self.accelerator = config, settings, accelerator
-        self._device = torch.device(accelerator.device)
         self.own: list[Any] = [self]
         self._function, self._serve = function, serve
         self._objects = _Objects()
@@ -195,7 +194,7 @@ class OwnLoop:
     @property
     def device(self) -> torch.device:
         """Return the device to train on."""
-        return self._device
+        return torch.device(self.accelerator.device)
 
     @property
     def is_rehearsal(self) -> bool:
@@ -383,7 +382,7 @@ class OwnLoop:
                 self._leave_out(name)
                 continue
             try:
-                number = read_number(f"run.log({name}=...)", value, self._device)
+                number = read_number(f"run.log({name}=...)", value, self.device)
             except RecipeError as error:
                 self.refuse(error.message, error.hint)
             if self._taking is not None and self._taking.log is not None:
