@@ -21,9 +21,9 @@ from types import FrameType
 from typing import Any
 
 import holdfast.cli
-from holdfast.cli import machine
 from holdfast.config.steps import Steps
 from holdfast.errors import HoldfastError
+from holdfast.extensions.doctor import command as doctor
 from holdfast.extensions.quarantine.records import MachineRecord
 from holdfast.extensions.receipt.signed import describe_commit, seal_receipt
 from holdfast.journal import AuditRecord, Journal, RehearsalRecord, now
@@ -381,7 +381,7 @@ def walk(place: str, kind: str, part: int, parts: int, turn: int) -> int:
 
 def _examine_once() -> None:
     """Let `doctor` measure the machine only once for equal settings: that takes half a minute, and reads no record."""
-    room: Any = machine
+    room: Any = doctor
     examine, known = room.examine, dict[str, Any]()
 
     def remember(*settings: Any) -> Any:
