@@ -66,7 +66,7 @@ def test_words_find_a_page(words: str, page: str) -> None:
 
 def test_the_command_lists_finds_and_prints_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["docs"]) == 0
-    assert "  troubleshooting    what a run does when something is wrong" in capsys.readouterr().out
+    assert "  troubleshooting    what a run does after an error" in capsys.readouterr().out
     assert run_app(app, ["docs", "storage#rights"]) == 0
     assert capsys.readouterr().out.startswith("## Rights\n")
     assert run_app(app, ["docs", "preemption", "notice"]) == 0
