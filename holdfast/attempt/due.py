@@ -43,9 +43,10 @@ class Due:
 
         A first rehearsal starts inside the chunk, because that shows more than a start at the commit before the chunk.
 
-        If the run continues in the new ranks, they may lack a sum that the program computes over the epoch. The trail
-        shows that only where the program uses the sum: at the epoch's end. So in a chunk with an epoch's end, new ranks
-        start just before that end and train across it, or they start at an epoch's beginning.
+        If the living ranks can't wait, the run continues in the new ranks. These ranks may lack a sum that the program
+        computes over the epoch. The compared steps show this lack only where the program uses the sum: at the epoch's
+        end. So in a chunk with an epoch's end, new ranks start just before that end and train across it, or they start
+        at an epoch's beginning.
 
         Args:
             total: the run's last step.

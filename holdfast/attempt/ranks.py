@@ -211,7 +211,7 @@ class AttemptRanks:
             ConfigDrift: the state doesn't fit because of a change that was accepted.
         """
         past = Past.read(self._journal, commit, read_metadata)
-        if commit.config_fingerprint != self._judged:  # the commit may have been adopted since
+        if commit.config_fingerprint != self._judged:  # this commit, maybe an adopted one, is not the one judged before
             judge_environment(past, self.present, self.config.resume)
         event = self._look(commit, past, aside)
         if is_unexplained(event):

@@ -357,7 +357,7 @@ class Rehearsals:
         if self._lived[-1].is_ending or not rehearsal.fits(line.head, self._aside):
             return False  # if the living ranks were told to end, they save now
         if rehearsal.kind != "commit" and self._aside.saved is None:
-            log.warning("not rehearsed: the ranks couldn't save step %d for it", rehearsal.start)
+            log.warning("not rehearsed: the ranks couldn't save step %d for the rehearsal", rehearsal.start)
             self.due.lost += 1
             return False
         return True

@@ -166,8 +166,8 @@ def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any
     """Wait for the threads that write parts, so that no thread runs when the caller tries the next folder name.
 
     Args:
-        is_named: a future that is done when the first part has its name. If it isn't done, the remaining parts get no
-            name.
+        is_named: a future that is done when the first part's file has its final name. If it isn't done, the files of
+            the remaining parts keep their temporary names.
     """
     if not is_named.done():
         is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))

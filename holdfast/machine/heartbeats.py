@@ -298,7 +298,7 @@ def read_beats() -> dict[int, Beat]:
 
 
 def read_beats_of(path: Path) -> dict[int, Beat]:
-    """Return the heartbeats in a file that ranks share with their attempt, by rank, for another process.
+    """Return, by rank, the heartbeats in a file that ranks share with their attempt; any process may call it.
 
     Raises:
         OSError, ValueError: there is no such file.

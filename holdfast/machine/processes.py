@@ -28,7 +28,7 @@ UTIME, STIME, NUM_THREADS, STARTED = 11, 12, 17, 19
 
 
 def find_processes(mark: str) -> list[int]:
-    """Return the ids of the processes with this marker: ranks, the process that started several, forked loader workers.
+    """Return the ids of the processes with this marker: ranks, a process that started ranks, and loaders' workers.
 
     Other programs that a recipe has started inherit the marker; they are recognized by their command line and excluded.
     The search works only on Linux.

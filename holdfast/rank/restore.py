@@ -62,7 +62,7 @@ def restore_again(
     folder = folder.inside(order.aside) if order.aside else folder
     loaded = load_checkpoint(training, folder, order.commit, events)
     if loaded is None:
-        raise CheckpointDamaged(f"{order.commit.path} can't be read again")
+        raise CheckpointDamaged(f"{order.commit.path} is damaged: it could be read before, and can't be read now")
     if are_weights:
         resume_weights(training, loaded[0])
     else:

@@ -1,9 +1,9 @@
 """The originals: the objects that a kept container contains when the user's loop begins.
 
-Only originals are restored in place. If an original is still in the container at a save, the loop has changed it in
-place. The resumed process has built the original again. So a restore writes the saved values into the original's
-memory, and other variables that refer to the original see these values. An object that the loop has added may be a view
-of the data, or a constant that the loop adds again, so a restore makes a new object.
+Only originals are restored in place. If an original is still in the container at a save, the loop has not replaced it,
+and can only have changed it in place. The resumed process has built the original again. So a restore writes the saved
+values into the original's memory, and other variables that refer to the original see these values. An object that the
+loop has added may be a view of the data, or a constant that the loop adds again, so a restore makes a new object.
 """
 
 import sys

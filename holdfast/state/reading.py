@@ -202,8 +202,8 @@ class ContainerReader:
             )
         if part := find_other_part(built, now):
             raise StateError(
-                f"{name} is a new {kind}, and its {part} isn't that of the one that was there when the loop began: a "
-                "resume couldn't make it again",
+                f"{name} is a new {kind}, and its {part} differs from the {part} when the loop began: a resume "
+                f"couldn't make the new {kind} again",
                 hint=hint,
             )
         return {SWITCHES: now.switches} if now.switches != built.switches else {}

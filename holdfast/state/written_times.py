@@ -1,4 +1,7 @@
-"""The attributes and items of dicts to which a class's own code writes durations, which differ in each process."""
+"""The attributes, and the items of dicts, to which a class's own code writes durations.
+
+Durations differ in each process, so a comparison of two processes leaves them out.
+"""
 
 import ast
 import functools

@@ -42,8 +42,8 @@ def compare_command(
         other: The other training, in the same form. If one of the two is a store, the run in it with the other's name
             is compared.
         replay: Train the steps of the first difference again, to name the first tensor that differs.
-        recipe: The recipe of both, instead of the recorded ones, as in a configuration. By default a recorded recipe is
-            trained, but only if its code is in this folder or comes with Holdfast.
+        recipe: The recipe of both runs, written as in a configuration, in place of the recorded recipes. By default a
+            recorded recipe is trained, but only if its code is in this folder or comes with Holdfast.
         trust_records: Train with the recorded recipes and settings, even if the code is elsewhere or a setting names
             a file or an address. Code in a file of a store is never run.
         json: Print JSON.

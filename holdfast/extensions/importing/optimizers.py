@@ -180,7 +180,7 @@ Pairs = list[tuple[Any, tuple[str, Any]]]
 
 
 def _pair(own: Own, groups: Sequence[Mapping[str, Any]], order: Sequence[str]) -> tuple[Pairs, str]:
-    """Return pairs of a key in the source's state and the run's parameter, and a text that says how they were matched.
+    """Pair each key of the source's state with a parameter of the run; also return a text on how they were matched.
 
     Raises:
         ConfigError: the source saves parameters by name, and the run's parameters have different names.

@@ -147,7 +147,7 @@ def _list_suspected(journal: Journal, verdict: AuditVerdict) -> list[Commit]:
     released = read_release(open_store(journal.store_url), verdict)
     audits, refused = list_audits(journal), list_refused(journal)
     line = [*journal.walk_back(journal.newest())]
-    # The gate refuses some commits, though their bytes may be right: no run continues from them.
+    # A commit that the gate refused doesn't count as certified: its bytes may be right, but no run continues from it.
     certified = {
         number for each in line if each.number in audits and each.number not in refused
         for audit in find_certifying(journal, each, audits[each.number]) for number in list_covered(audit)

@@ -142,7 +142,7 @@ def _describe_slow(slow: SlowRank | None) -> str:
 
 
 def make_changes(history: History) -> Markup:
-    """Return a section with the changes that each attempt accepted: settings, code, machine and ancestor."""
+    """Return a section with the changes that each attempt accepted: settings, code, machine, source commit."""
     starts = find_starts(history)
     rows: list[list[object]] = []
     for number, record in sorted(history.attempts.items()):

@@ -76,7 +76,7 @@ def find_shard(name: str, shards: Shards) -> Any:
             return None if parameter is None else like_stack(parameter)
         if rest.startswith(f"{GRADIENTS}."):  # gradients are sharded like their parameters
             return shards.get(f"{PARAMETERS}.model.{rest.removeprefix(f'{GRADIENTS}.')}")
-        # A value that has replaced another one in a kept container is saved with a description, as its ``item``.
+        # A value that has replaced another in a kept container is the ``item`` of a saved description.
         return shards.get(f"extras.{rest}", shards.get(f"extras.{OF_ITEMS.sub('', rest)}"))
     if component != "optimizer":
         return shards.get(name)

@@ -281,7 +281,7 @@ class ShardSums:
             block.begin_micro_batch(self._rounds[self._turn], is_last=is_last)
 
     def overlapped(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that does nothing, because FSDP2 exchanges gradients in any backward pass."""
+        """Return a context for a backward pass. It does nothing, because FSDP2 exchanges gradients in any pass."""
         return contextlib.nullcontext()
 
     def describe(self) -> str:
