@@ -17,7 +17,7 @@ COMMANDS = (
     Command(
         "docs",
         "holdfast.cli.pages:docs",
-        "Show a page of the documentation, or find one. This needs no network. Without a word, list all pages.",
+        "Show a page of the documentation, or find one. The pages need no network. Without a word, list all pages.",
     ),
     Command(
         "evaluate",

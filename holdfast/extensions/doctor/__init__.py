@@ -9,7 +9,7 @@ extension = Extension(
             "doctor",
             "holdfast.extensions.doctor.command:doctor",
             "Show the properties of this machine on which a run's bits depend, and the GPUs' health; measure whether "
-            "equal steps give equal bits.",
+            "equal steps compute equal bits.",
         ),
         Command(
             "check",
