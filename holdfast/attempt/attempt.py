@@ -524,7 +524,9 @@ class Attempt:
                 if is_rehearsed and event.step >= stop:  # a rehearsal has already trained the whole chunk
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
                 return event.model_copy(update={"restart_s": self.ranks.restart_s, "slow_rank": slow_rank})
-            if isinstance(event, Shadowed):  # the ranks have stopped, and the chunk's end was their last save
+            # The ranks have stopped as the notice told them, and the chunk's end was their last save. Ranks that only a
+            # signal has stopped are replaced.
+            if isinstance(event, Shadowed) and self._stopping is Stopping.TOLD:
                 self.rehearsals.earlier.note_shadow(event)
                 self._stopping = Stopping.STOPPED
                 return None
