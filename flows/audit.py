@@ -112,7 +112,7 @@ def audit(
         _follow(store, journal, number, tries, consequences)
         verdict = _read_verdict(journal, number)
         said.setdefault(journal.run, []).append(
-            f"{found}\n  {verdict}".replace("audit RUN", f"audit {journal.store.url}") if verdict else str(found)
+            f"{found}\n  {verdict.spell(journal.store.url)}" if verdict else str(found)
         )
     report_audits(store, said)
     _warn_of_verdicts(store, audits)

@@ -121,7 +121,10 @@ def ask_another(store: str, run: str, ask: Ask, tries: int, parameters: dict[str
     try:
         ask_server(start)
     except ObjectNotFound:
-        log.info("no deployment of the flow audit exists, so start the audit on a different host yourself: %s", ask)
+        log.info(
+            "no deployment of the flow audit exists, so start the audit on a different host yourself: %s",
+            ask.spell(f"{store}/{run}"),
+        )
         return False
     log.info("asked for a replay of commit %d of run %s on a different host", ask.commit, run)
     return True

@@ -14,7 +14,7 @@ from holdfast.provenance.canonical import finite_or_none
 Line = Mapping[str, Any]
 
 # The minimum and the maximum number of steps of a rehearsal, for any speed. The line of each step has a checksum of
-# each # component.
+# each component.
 REHEARSED_STEPS = 4
 MOST_REHEARSED = 64
 # The largest number of steps that ranks train after a stop's save, and of those whose lines have the checksums of all

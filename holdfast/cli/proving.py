@@ -163,7 +163,7 @@ def audit_command(
         is_followed = verdict is not None and verdict.kind == "machine"
         kept = follow_verdict(journal, verdict, on_fault).lines if verdict and is_followed else []
         if not json:
-            shown = [str(verdict).replace("audit RUN", f"audit {run}")] if verdict else []
+            shown = [verdict.spell(run)] if verdict else []
             print(found, *shown, *(f"  {line}" for line in kept), sep="\n")
     if json:
         print_json(judged)

@@ -473,7 +473,7 @@ class Resume(Section):
     largest number. This limit applies only on a machine where equal bits are not promised.
     """
     training_probe: bool = True
-    """Whether the gate also compares the gradient of one micro-batch in training mode. The gradient is computed at
+    """Compare also the gradient of one micro-batch in training mode at the gate. The gradient is computed at
     each save and before the first resumed step, which takes the time of one micro-batch in each chunk.
     """
 
@@ -490,7 +490,7 @@ class ProofSettings(Section):
     share: float = Field(default=0.005, ge=0, le=1)
     """Maximum fraction of the training time for rehearsals after the first three; 1 rehearses in every chunk."""
     beside: bool = True
-    """Whether the living ranks wait while new ranks rehearse, and then continue the run; this needs CPUs and enough
+    """Let the living ranks wait while new ranks rehearse, and then continue the run; this needs CPUs and enough
     memory. Otherwise the living ranks end first, and the new ranks continue the run.
     """
 
@@ -582,7 +582,7 @@ class RunConfig(Section):
     that a run has trained already, use holdfast skip, which takes the run back to before these steps.
     """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
-    """Where to train: "here" for the command's own process, or the name of a Prefect work pool."""
+    """The place to train: "here" for the command's own process, or the name of a Prefect work pool."""
     chunk: Annotated[ChunkLength, OPERATIONAL] = ChunkLength()
     retention: Annotated[Retention, OPERATIONAL] = Retention()
     determinism: Annotated[Determinism, IDENTITY] = Determinism()

@@ -66,10 +66,18 @@ class Ask:
     repeat: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        return self.spell("RUN")
+
+    def spell(self, run: str) -> str:
+        """Return the command that replays the commit, and on which host to run it.
+
+        Args:
+            run: <store>/<run>.
+        """
         begin = "" if self.from_commit is None else f" --from {self.from_commit}"
         there = f"on a host other than {_name(self.answered, 'or')}" if self.answered else "on another host"
         again = f"; if there is none, once more on {' and on '.join(self.repeat)}" if self.repeat else ""
-        return f"holdfast audit RUN --commit {self.commit}{begin} {there}{again}"
+        return f"holdfast audit {run} --commit {self.commit}{begin} {there}{again}"
 
 
 @dataclass(frozen=True)
@@ -151,9 +159,17 @@ class AuditVerdict:
         return f"commit {self.commit}: {self.title}: {self.reason}"
 
     def __str__(self) -> str:
-        return "\n    ".join([f"  {self.title}: {self.reason}", *self._list_facts()])
+        return self.spell("RUN")
 
-    def _list_facts(self) -> list[str]:
+    def spell(self, run: str) -> str:
+        """Return the verdict as lines for the user.
+
+        Args:
+            run: <store>/<run>, for the command of the replay that would decide.
+        """
+        return "\n    ".join([f"  {self.title}: {self.reason}", *self._list_facts(run)])
+
+    def _list_facts(self, run: str) -> list[str]:
         facts = []
         if self.kind == "machine":
             times = {
@@ -171,7 +187,7 @@ class AuditVerdict:
                 f"a program that deviates at random looks like this with a probability of at most {self.chance:.2g} "
                 f"({self.agreeing} agreeing, {self.deviating} deviating)"
             )
-        return [*facts, f"next: {self.ask}"] if self.ask else facts
+        return [*facts, f"next: {self.ask.spell(run)}"] if self.ask else facts
 
 
 @dataclass(frozen=True)
@@ -195,10 +211,10 @@ class _Training:
 
 @dataclass(frozen=True)
 class Consequences:
-    """What an extension has done because of a verdict.
+    """The actions that an extension has taken because of a verdict.
 
     Attributes:
-        lines: lines that tell the user so.
+        lines: lines that tell the user of the actions.
         ask: the replay by another machine that it needs, with its commit and the commit to begin with; None if none.
     """
 

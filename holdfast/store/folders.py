@@ -34,7 +34,7 @@ def opened(root: Path, parts: Sequence[str], *, make: bool = False, make_root: b
         _make_root(root)
     # A signal may raise an exception between any two lines. So a descriptor is removed from the list before it
     # is closed. Closing the descriptor twice would close another thread's file, or raise an OSError that hides the
-    # signal's # exception.
+    # signal's exception.
     unclosed = [_open_folder(str(root), None, root, make=make)]
     try:
         path = root

@@ -81,7 +81,7 @@ def steps(
             report(step, read_lines(training)[-1].get("loss"), speed)
         elif step - first <= REHEARSED_STEPS:
             # The function also passes the trail to `note_lines`. If this rank dies, the trail is compared with that of
-            # the new # ranks.
+            # the new ranks.
             read_lines(training)
     if training.record.checked < training.progress.step:
         check_changes(training)

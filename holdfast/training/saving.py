@@ -28,7 +28,7 @@ from holdfast.training.restorable import check_same_ranks
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What a rank is asked to save, and for what.
+    """A request to save: the place, the purpose and the measured times.
 
     Attributes:
         folder: the folder to write the checkpoint to.

@@ -116,7 +116,7 @@ def test_every_commit_of_a_run_that_was_killed_is_identical(engine: Engine, run:
         assert rows == [
             f"  equal bytes, not certified yet: only {platform.node()} has trained it; "
             "an audit on another host would certify it",
-            f"    next: holdfast audit RUN --commit {commit.number} on a host other than {platform.node()}",
+            f"    next: holdfast audit {run} --commit {commit.number} on a host other than {platform.node()}",
         ]
 
 
@@ -351,7 +351,8 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     assert lines[3] == f"  then, at the end: {WEIGHT}"
     assert lines[4:6] == ["warning: run forged, commit 4:", f"  undecided: {platform.node()} differs from itself"]
     assert lines[7].startswith(
-        "no deployment of the flow audit exists, so start the audit on a different host yourself: holdfast audit RUN"
+        "no deployment of the flow audit exists, so start the audit on a different host yourself: "
+        f"holdfast audit {store}/forged --commit "
     )
     assert lines[8].startswith(f"run honest: commit {chosen.number} ({chosen.path}, steps ")
     assert "replayed to the same bytes" in lines[8]

@@ -16,7 +16,7 @@ LEDGER_EVERY_S, LEDGER_SHARE = 10.0, 0.01
 # The endings after which no supervisor has to start another attempt.
 DONE = {"completed", "imported", "held", "released"}
 # The maximum number of dead attempts whose spans one attempt sends. Later attempts have already sent all of these spans
-# but the # newest, unless they died too early. A span that is sent twice has the same id each time.
+# but the newest, unless they died too early. A span that is sent twice has the same id each time.
 MOST_DEAD = 8
 
 

@@ -30,7 +30,7 @@ from holdfast.provenance.canonical import dump_json
 CHAIN_TYPE = "urn:holdfast:receipt:v1"
 MAX_RECEIPT_BYTES = 2**28
 # The maximum number of values to parse in a bundle. A real bundle has fewer, because its payload is one text. Further
-# values would # take 60 bytes of memory for each byte or two of the file.
+# values would take 60 bytes of memory for each byte or two of the file.
 MOST_VALUES = 64
 
 

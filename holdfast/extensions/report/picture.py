@@ -12,7 +12,7 @@ from holdfast.journal import EndingRecord, Journal
 WIDTH, HEIGHT = 640, 200
 LEFT, RIGHT, TOP, BOTTOM = 64, 620, 40, 168
 # The maximum number of endings in the picture. If there are more, the picture shows none of them, because they would
-# hide # the curve.
+# hide the curve.
 MOST_ENDINGS = 40
 # The colours of page.css in its light theme, because the picture has a white background on a page of any colour.
 COLORS = {"good": "#1a7f4b", "warn": "#95620a", "bad": "#c0312b", "calm": "#5b6472", "unknown": "#6b7280"}

@@ -23,7 +23,7 @@ LATE_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a run makes progress, for a person.
+    """A run's progress, as a person is told of it.
 
     Attributes:
         text: the state in words, and what the run waits for. The text is short, so that no terminal truncates it.

@@ -15,7 +15,7 @@ from holdfast.training.virtual_ranks.buckets import pack_alike
 from holdfast.training.virtual_ranks.tree import sum_columns
 
 # The maximum number of values that are squared at once. On a CPU they have to fit into the caches. On a GPU there are
-# more, so that # fewer kernels are launched.
+# more, so that fewer kernels are launched.
 MOST_NUMBERS = 2**20
 MOST_ELSEWHERE = 2**24
 
