@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from tempfile import mkdtemp
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
-from holdfast.checkpoint import Saver
+from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.payload import copy_pieces
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.state import tensors
@@ -99,9 +100,9 @@ def _copy_freed(self: TensorBytes, target: memoryview) -> None:
     side.synchronize()
 
 
-def _copy_elsewhere(self: Saver, parts: Any, images: Any) -> None:
-    """Copy a save's parts as `Saver._copy_out`, but in other threads, which have another current stream."""
-    for each in [self._copiers.submit(copy_pieces, part.pieces, images[part.name]) for part in parts]:
+def _copy_elsewhere(parts: Any, images: Any, copiers: ThreadPoolExecutor) -> None:
+    """Copy a save's parts as `copy_out`, but in other threads, which have another current stream."""
+    for each in [copiers.submit(copy_pieces, part.pieces, images[part.name]) for part in parts]:
         each.result()
 
 
@@ -126,7 +127,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "doesn't wait for the device": _planting(_NO_WAIT),
     "copies without a wait": _planting((TensorBytes, "copy_to", _copy_late)),
     "copies in a side stream": _planting(_NO_WAIT, (TensorBytes, "copy_to", _copy_beside)),
-    "copies in another thread": _planting(_NO_WAIT, (Saver, "_copy_out", _copy_elsewhere)),
+    "copies in another thread": _planting(_NO_WAIT, (checkpoint_save, "copy_out", _copy_elsewhere)),
     "frees a tensor that a side stream copies": _planting((TensorBytes, "copy_to", _copy_freed)),
     "reads an address of the device": _planting((tensors, "_address_of", lambda tensor: tensor.data_ptr())),
     "lets no stream wait": _planting((Stream, "wait_stream", lambda self, stream: None)),

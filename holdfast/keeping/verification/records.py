@@ -110,7 +110,9 @@ def check_records(journal: Journal, map_: Map = map) -> CheckedRecords:
         problems.append("config.snapshot.json is missing; the next attempt writes it again")
     elif other := find_other_run(journal):
         problems.append(f"{other}; the next attempt writes it again")
-    elif other := find_other_settings(journal, commits[-1] if commits else None):
+    elif not any(problem.startswith("config.snapshot.json:") for problem in problems) and (
+        other := find_other_settings(journal, commits[-1] if commits else None)
+    ):
         problems.append(f"{other}; nothing is pruned until the next attempt writes it again")
     notes += journal.strays
     problems += latest_problems
