@@ -19,7 +19,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from holdfast.machine.gpus import list_visible, read_report
+from holdfast.machine.gpus.report import read_report
+from holdfast.machine.gpus.visible import list_visible
 from tests.bench import (
     agreement,
     cold,
@@ -27,6 +28,7 @@ from tests.bench import (
     fleet,
     flow,
     foreign,
+    growth,
     journal,
     loop,
     lost,
@@ -59,6 +61,7 @@ BENCHMARKS = [
         virtual,
         peers,
         journal,
+        growth,
     )
 ]
 # Those that only run if they are named.

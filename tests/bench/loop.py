@@ -31,11 +31,18 @@ def run(full: bool) -> list[Row]:
     """Each number of tensors in a process of its own."""
     rows: list[Row] = []
     for tensors in TENSORS:
-        found = ask("tests.bench.loop", tensors, **determinism.preamble(Determinism()))
+        found = measure(tensors)
         state = f"{int(tensors):,} tensors"
         rows.append(compare(state, "Holdfast's time in a step", found["outside"], "the allowed time", STEP_S, 1.0))
         rows.append(compare(state, "Holdfast's time in a step", found["outside"], "a whole step", found["steps"]))
     return rows
+
+
+def measure(tensors: str) -> dict[str, float]:
+    """Return the seconds of a step with so many tensors, and those of them that are Holdfast's; see `SAMPLES`."""
+    found = ask("tests.bench.loop", tensors, **determinism.preamble(Determinism()))
+    assert isinstance(found, dict)
+    return found
 
 
 def build(tensors: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -54,7 +54,7 @@ def measure(name: str) -> list[Row]:
     size_bytes, tensors = SIZES[name]
     gc.freeze()  # as a rank does
     with scratch() as folder:
-        bench = _Bench(Path(folder), size_bytes, tensors)
+        bench = Bench(Path(folder), size_bytes, tensors)
         times = bench.time_all()
 
     slower = max(times["raw write"], times["SHA-256, two threads"])
@@ -94,21 +94,23 @@ def measure(name: str) -> list[Row]:
     ]
 
 
-class _Bench:
+class Bench:
+    """A state of so many bytes in so many tensors, with a store, and a saver whose memory is warm after `prepare`."""
+
     def __init__(self, folder: Path, size_bytes: int, count: int) -> None:
         self.folder, self.size_bytes = folder, size_bytes
         numbers = size_bytes // 4 // count
         self.state = {f"layer{number:04d}": torch.randn(numbers // 64, 64) for number in range(count)}
         self.size_bytes = sum(tensor.nbytes for tensor in self.state.values())
         self.store = LocalStore(str(folder / "run"))
+        self.saver = Saver()
         self.step = 0
 
     def time_all(self) -> dict[str, float]:
         before = _resident()
-        self.saver = Saver()
-        self._save()
+        self.save()
         memory = (_resident() - before) / self.size_bytes
-        self._prepare()
+        self.prepare()
         self.sharing = Saver(shared_by=1000)
         self.sharing.buffers = self.saver.buffers  # for the largest state there is no memory to spare
         for _ in range(2):
@@ -119,7 +121,8 @@ class _Bench:
                 measured.setdefault(name, []).append(seconds)
         return median_of(measured) | {"memory": memory}
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make the copy into which a restore writes, and an image of the state for the machine's own figures."""
         self.copy = {name: torch.empty_like(tensor) for name, tensor in self.state.items()}
         for tensor in self.copy.values():
             tensor.zero_()
@@ -134,10 +137,10 @@ class _Bench:
         make_cold(self.folder)
         yield "raw read", time_of(lambda: read_raw(raw, self.image))
         raw.unlink()
-        stall, durable = self._save()
+        stall, durable = self.save()
         yield "stall", stall
         yield "durable", durable
-        for name, restore in (("restore", self._restore), ("restore anew", self._restore_anew)):
+        for name, restore in (("restore", self.restore), ("restore anew", self._restore_anew)):
             make_cold(self.folder / "run" / self.saved.path)
             yield name, time_of(restore)
         yield from self._round_without()
@@ -149,7 +152,7 @@ class _Bench:
     def _round_without(self) -> Iterator[tuple[str, float]]:
         make_cold(self.folder / "run" / self.saved.path)
         with without("direct"):
-            yield "restore without direct", time_of(self._restore)
+            yield "restore without direct", time_of(self.restore)
         for place, name, means in (
             (0, "stall", "buffers"),
             (0, "stall", "buffers, huge pages"),
@@ -157,11 +160,11 @@ class _Bench:
         ):
             self.store.delete_folder(self.saved.path)
             with without(means):
-                yield f"{name} without {means}", self._save()[place]
+                yield f"{name} without {means}", self.save()[place]
 
     # ---- ours
 
-    def _save(self) -> tuple[float, float]:
+    def save(self) -> tuple[float, float]:
         began = time.perf_counter()
         self._begin(self.saver)
         stall = time.perf_counter() - began
@@ -184,7 +187,7 @@ class _Bench:
             )
         )
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         """As a rank does it: into tensors that the model has."""
         state = decode(self._read())["model"]
         for name, tensor in self.copy.items():
