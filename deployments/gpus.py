@@ -11,7 +11,9 @@ import psutil
 
 from deployments.ledger import ProcessLedger, end_processes
 from holdfast.errors import ConfigError
-from holdfast.machine.gpus import Gpu, describe_visible, list_visible, read_report
+from holdfast.machine.gpus.checks import describe_visible
+from holdfast.machine.gpus.report import Gpu, read_report
+from holdfast.machine.gpus.visible import list_visible
 
 WORKER = "worker-gpu"
 # The environment variable with the GPU of a worker for one GPU. All processes that the worker starts inherit it.

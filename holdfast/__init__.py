@@ -27,7 +27,6 @@ from holdfast.config import RunConfig, load_config
 from holdfast.errors import ConfigDrift, HoldfastError
 from holdfast.provenance.fingerprint import fingerprint, validate_fingerprint
 from holdfast.recipe import Recipe
-from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
 from holdfast.schedule import Schedule
 from holdfast.terminal.distribution import warn_of_other
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.journal import Commit
     from holdfast.ledger.standing import Outcome
     from holdfast.rank.messages import Progress
+    from holdfast.recipe.anneal import Anneal
     from holdfast.training.own_loop.loop import Step
     from holdfast.training.own_loop.run import Run
 
@@ -68,6 +68,7 @@ __all__ = [
 
 # Names that are imported when they are first used, each with its module, because `Run` and `Step` import torch.
 _LATER = {
+    "Anneal": "holdfast.recipe.anneal",
     "AttemptView": "holdfast.attempt",
     "CheckpointVerdict": "holdfast.attempt",
     "Commit": "holdfast.journal",

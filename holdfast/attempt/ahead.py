@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.config import RunConfig
 from holdfast.journal import Commit, Journal
-from holdfast.machine.gpus import settle_ranks
+from holdfast.machine.gpus.checks import settle_ranks
 from holdfast.rank.launching import Ranks, choose_ranks
 from holdfast.rank.lived_steps import name_lived
 from holdfast.rank.orphans import end_orphans

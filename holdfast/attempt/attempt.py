@@ -35,7 +35,8 @@ from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks, Uncommitted
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
-from holdfast.checkpoint import Near, Saved
+from holdfast.checkpoint import Saved
+from holdfast.checkpoint.near import Near
 from holdfast.config import RunConfig
 from holdfast.errors import (
     ConfigError,
@@ -57,7 +58,7 @@ from holdfast.ledger.durations import LEAST_MARGIN_S, MARGIN_S, Durations
 from holdfast.ledger.history import CostHistory
 from holdfast.ledger.interval import FIRST_STEPS
 from holdfast.machine import faults
-from holdfast.machine.gpus import explain_ranks, settle_ranks
+from holdfast.machine.gpus.checks import explain_ranks, settle_ranks
 from holdfast.machine.preemption import Notice
 from holdfast.rank.messages import Progress, Rehearsed, SavedAside, Shadowed
 from holdfast.store import open_store

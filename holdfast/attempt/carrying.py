@@ -10,7 +10,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, NodesMissing, RankDied, RunStopped
 from holdfast.journal import Journal
 from holdfast.ledger.standing import is_trained
-from holdfast.machine.gpus import check_gpus, settle_ranks
+from holdfast.machine.gpus.checks import check_gpus, settle_ranks
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.rank.launching import Ranks, choose_ranks
 from holdfast.rank.messages import Ready

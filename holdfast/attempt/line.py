@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from holdfast import checkpoint
 from holdfast.attempt.admission import ask_adoption
-from holdfast.checkpoint import Near, Saved
+from holdfast.checkpoint import Saved
+from holdfast.checkpoint.copying import copy_checkpoint
+from holdfast.checkpoint.near import Near
 from holdfast.errors import (
     CheckpointDamaged,
     FolderTaken,
@@ -39,7 +41,8 @@ from holdfast.journal import (
     signature_name,
 )
 from holdfast.journal.pins import unpin_left
-from holdfast.journal.spikes import QUIET, WINDOW, Spike, find_spikes, keep_watched
+from holdfast.journal.records import Spike
+from holdfast.journal.spikes import QUIET, WINDOW, find_spikes, keep_watched
 from holdfast.machine.host import read_hosts
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_ranks
@@ -490,7 +493,7 @@ class Line:
             for saved in checkpoint.find_orphans(*run, place=self._near.store):
                 if not self._is_refused(saved) and self._is_above_doubt(saved) and self._is_worth_copying(saved):
                     log.info("copying step %d from the near folder to the store", saved.step)
-                    yield checkpoint.copy_checkpoint(self._near.store, saved, self.journal.store)
+                    yield copy_checkpoint(self._near.store, saved, self.journal.store)
         # not an error, because the run can continue from its newest commit
         except (CheckpointDamaged, StoreError) as error:
             log.warning("%s; nothing is adopted from the near folder", error)

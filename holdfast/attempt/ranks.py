@@ -25,7 +25,7 @@ from holdfast.checkpoint import shorten
 from holdfast.config import RunConfig
 from holdfast.errors import IN_LOG, ConfigError, HoldfastError, RecipeError, StateError
 from holdfast.journal import Commit, Journal, format_time
-from holdfast.machine.gpus import check_gpus
+from holdfast.machine.gpus.checks import check_gpus
 from holdfast.machine.heartbeats import Beat
 from holdfast.machine.host import name_host
 from holdfast.machine.processes import find_free_memory, measure_memory

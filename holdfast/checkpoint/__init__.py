@@ -1,7 +1,6 @@
 """Checkpoints on the store: their format and names, saving with hashes in one pass, and verified reading."""
 
 from holdfast.checkpoint.checkpoint_save import CheckpointSave, count_cores
-from holdfast.checkpoint.copying import copy_checkpoint
 from holdfast.checkpoint.difference import differences, shorten
 from holdfast.checkpoint.files import FileDamage, hash_file
 from holdfast.checkpoint.format import (
@@ -32,7 +31,6 @@ from holdfast.checkpoint.metadata import (
     read_metadata,
     step_of,
 )
-from holdfast.checkpoint.near import Near, NearReader
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
 from holdfast.checkpoint.saver import Saver, save
@@ -64,8 +62,6 @@ __all__ = [
     "METADATA",
     "METRICS",
     "Metadata",
-    "Near",
-    "NearReader",
     "PAYLOAD",
     "Part",
     "Payload",
@@ -77,7 +73,6 @@ __all__ = [
     "assign_owners",
     "check_saved",
     "content_id",
-    "copy_checkpoint",
     "copy_pieces",
     "count_cores",
     "cut",

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.files import hash_bytes
 from holdfast.checkpoint.format import Part, cut
 from holdfast.checkpoint.metadata import METRICS, SHOWN, Saved
-from holdfast.checkpoint.near import Near
 from holdfast.checkpoint.parts import File, Writing, Written
 from holdfast.checkpoint.payload import Payload, copy_pieces
 from holdfast.checkpoint.peers import Alone, Held, Peers, assign_owners
@@ -22,6 +21,9 @@ from holdfast.errors import StoreError
 from holdfast.journal import FileRecord
 from holdfast.memory import Buffers
 from holdfast.store import Bytes, Store
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.near import Near
 
 # If the pieces' mean size is at most this, one thread copies them faster than several threads, which would wait for the
 # GIL.
@@ -92,7 +94,7 @@ class CheckpointSave:
     # ---- hash and write: in other threads
 
     def write(
-        self, near: Near | None, last: Mapping[str, Written], shared_by: int, prepare: Callable[[], object] | None
+        self, near: "Near | None", last: Mapping[str, Written], shared_by: int, prepare: Callable[[], object] | None
     ) -> tuple[Saved, dict[str, Written]]:
         """Hash the copy and write it to the near folder, if there is one, and then to the store.
 

@@ -8,17 +8,19 @@ whichever is slower, and nothing is read back to be hashed.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.checkpoint_save import CheckpointSave, count_cores
 from holdfast.checkpoint.metadata import Saved
-from holdfast.checkpoint.near import Near
 from holdfast.checkpoint.parts import Written
 from holdfast.checkpoint.payload import Payload
 from holdfast.config import PART_BYTES
 from holdfast.errors import StoreError
 from holdfast.memory import Buffers, Pin, Priority
 from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.near import Near
 
 # The number of threads that copy the state. More threads copy no faster, because memory bandwidth is the limit.
 COPIERS = 4
@@ -44,7 +46,7 @@ class Saver:
         part_bytes: int = PART_BYTES,
         shared_by: int = 1,
         pin: Pin | None = None,
-        near: Near | None = None,
+        near: "Near | None" = None,
     ) -> None:
         self.part_bytes = part_bytes
         self.shared_by = shared_by

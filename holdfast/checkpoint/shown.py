@@ -12,10 +12,14 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.checkpoint import SHOWN
 from holdfast.errors import NameMissing, RecipeError, RecordDamaged
-from holdfast.journal import Commit, Journal, shown_name
+from holdfast.journal import Commit, shown_name
+
+if TYPE_CHECKING:
+    from holdfast.journal import Journal
 
 TEXT, SVG, PNG = "text/plain", "image/svg+xml", "image/png"
 SUFFIXES = {TEXT: "txt", SVG: "svg", PNG: "png"}
@@ -157,7 +161,7 @@ def _find_type(name: str, data: bytes) -> str:
     )
 
 
-def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
+def read_shown(journal: "Journal", commit: Commit) -> list[Shown]:
     """Return the texts and pictures that a commit's steps have shown, in order; empty if none exist or all are lost.
 
     Raises:
@@ -175,7 +179,7 @@ def read_shown(journal: Journal, commit: Commit) -> list[Shown]:
     return []
 
 
-def list_shown(journal: Journal) -> Iterator[Shown]:
+def list_shown(journal: "Journal") -> Iterator[Shown]:
     """Yield the texts and pictures of a run's committed steps, oldest first. They are read commit by commit.
 
     Raises:
@@ -185,7 +189,7 @@ def list_shown(journal: Journal) -> Iterator[Shown]:
         yield from read_shown(journal, commit)
 
 
-def read_newest(journal: Journal) -> list[Shown]:
+def read_newest(journal: "Journal") -> list[Shown]:
     """Return the newest text or picture of each name in the newest commit that has any, sorted by name.
 
     Raises:
@@ -197,7 +201,7 @@ def read_newest(journal: Journal) -> list[Shown]:
     return []
 
 
-def _find_commits(journal: Journal) -> list[Commit]:
+def _find_commits(journal: "Journal") -> list[Commit]:
     """Return the commits with texts or pictures, oldest first. Include pruned commits, but no quarantined commits."""
     newest = journal.newest_number()  # shown/ is missing if the run was just unpacked
     numbers = {*journal.numbers("shown"), newest} - set(journal.numbers("quarantine"))

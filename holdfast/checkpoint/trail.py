@@ -8,12 +8,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.metadata import METRICS
 from holdfast.errors import NameMissing, RecordDamaged
-from holdfast.journal import Commit, FileRecord, Journal, metrics_name
+from holdfast.journal import Commit, FileRecord, metrics_name
 from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.journal import Journal
 
 # Longer lines are refused, to bound memory. Holdfast's own lines are shorter; the longest are those of proofs,
 # which name each tensor.
@@ -94,7 +97,7 @@ def read_checkpoint_lines(folder: Store, path: str) -> Lines:
     return _read_first(folder, [f"{path}/{METRICS}"])
 
 
-def read_trail_before(journal: Journal, commit: Commit, step: int, count: int) -> Lines:
+def read_trail_before(journal: "Journal", commit: Commit, step: int, count: int) -> Lines:
     """Return the lines of a commit's trail, preceded by earlier commits' lines.
 
     The lines go back to ``count`` steps before ``step``, or to the run's first step.

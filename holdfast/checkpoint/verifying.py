@@ -7,6 +7,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.files import FileDamage, damage_error, hash_file
 from holdfast.checkpoint.format import PAYLOAD, deserialize, is_part, part_name
@@ -20,7 +21,6 @@ from holdfast.checkpoint.metadata import (
     read_metadata,
     step_of,
 )
-from holdfast.checkpoint.near import NearReader
 from holdfast.checkpoint.payload import Payload
 from holdfast.checkpoint.progress import Sums, find_disagreement, read_sums
 from holdfast.checkpoint.trail import Trail, find_break, read_known_trail, read_trail
@@ -28,6 +28,9 @@ from holdfast.errors import CheckpointDamaged, NameMissing, RecordDamaged, RunSt
 from holdfast.journal import Commit, FileRecord
 from holdfast.memory import Buffers, Priority, SharedBuffers
 from holdfast.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.near import NearReader
 
 # The number of files that are read and hashed at once. It may exceed the number of processors, because some reads wait
 # for the disk.
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def read_payload(
-    folder: Store, commit: Commit, buffers: Buffers | SharedBuffers | None = None, near: NearReader | None = None
+    folder: Store, commit: Commit, buffers: Buffers | SharedBuffers | None = None, near: "NearReader | None" = None
 ) -> Payload:
     """Read a committed state, and verify its bytes against the hashes in the commit while they are read.
 

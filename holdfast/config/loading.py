@@ -13,7 +13,6 @@ from holdfast.config.earlier import read_earlier
 from holdfast.config.fields import MEANINGS, RunConfig, Section
 from holdfast.config.hints import hint_for
 from holdfast.config.limits import MAX_FILE_BYTES, MAX_JSON_BYTES, find_infinite
-from holdfast.config.slurm import settle_nodes
 from holdfast.errors import ConfigError
 from holdfast.store.failures import without_secrets
 
@@ -51,7 +50,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} is not TOML: {error}", hint=hint) from None
     for override in overrides:
         _set(fields, override)
-    settle_nodes(fields)
+    compute = fields.get("compute")
+    if isinstance(compute, dict) and compute.get("nodes") == "slurm":
+        from holdfast.config.slurm import settle_nodes  # imported only in a job
+
+        settle_nodes(compute)
     for line in read_earlier(fields)[1]:
         log.warning("%s: %s", path, line)
     return parse_config(fields, where=str(path))

@@ -65,19 +65,16 @@ def find_job(environ: Mapping[str, str] = os.environ) -> SlurmJob | None:
     )
 
 
-def settle_nodes(fields: dict[str, Any], environ: Mapping[str, str] = os.environ) -> None:
+def settle_nodes(compute: dict[str, Any], environ: Mapping[str, str] = os.environ) -> None:
     """Replace ``compute.nodes = "slurm"`` by the Slurm job's number of nodes, and set the address where the nodes meet.
 
     Args:
-        fields: a configuration before its validation, which is changed in place.
+        compute: the table ``compute`` of a configuration before its validation, which is changed in place.
 
     Raises:
         ConfigError: the process isn't in a job. Or the job has several nodes, but a process was started on one node
             only.
     """
-    compute = fields.get("compute")
-    if not isinstance(compute, dict) or compute.get("nodes") != "slurm":
-        return
     job = find_job(environ)
     if job is None:
         raise ConfigError(

@@ -47,6 +47,7 @@ from holdfast.journal.records import (
     RehearsalRecord,
     folder_record_name,
     now,
+    read_commit,
     read_record,
     record_name,
     signature_name,
@@ -301,11 +302,7 @@ class Journal(RunFolder):
             RecordDamaged: the commit's record can't be read.
         """
         if number not in self._commits:
-            name = record_name("commits", number)
-            commit = read_record(self.store, Commit, name)
-            if commit.number != number:
-                raise RecordDamaged(f"{name} contains the record of another commit, {commit.number}")
-            self._commits[number] = commit
+            self._commits[number] = read_commit(self.store, number)
         return self._commits[number]
 
     def find_commit(self, number: int) -> Commit | None:

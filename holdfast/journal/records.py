@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -9,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from holdfast.errors import ConfigError, RecordDamaged
 from holdfast.journal.endings import Ending
-from holdfast.journal.spikes import Spike
 from holdfast.machine.slow_ranks import SlowRank
 from holdfast.store import Store
 
@@ -33,6 +33,8 @@ REPORT = "report.html"
 # 2**53. No run lasts 300 years. Times stay within the range of every platform's clock, even after an addition.
 MOST_STEPS, MOST_SECONDS = 2**53, 1e10
 YEARS = range(1970, 9000)
+# The words for the numbers that a spike is in.
+SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 def _check_time(text: str) -> str:
@@ -130,6 +132,20 @@ def read_record(store: Store, cls: type[AnyRecord], name: str) -> AnyRecord:
     if len(data) > MAX_RECORD_BYTES:
         raise RecordDamaged(f"{name} can't be read: it is larger than {MAX_RECORD_BYTES} bytes")
     return cls.from_bytes(data, name)
+
+
+def read_commit(store: Store, number: int) -> "Commit":
+    """Read the commit with this number from a run's folder.
+
+    Raises:
+        NameMissing: there is no such commit.
+        RecordDamaged: the commit's record can't be read.
+    """
+    name = record_name("commits", number)
+    commit = read_record(store, Commit, name)
+    if commit.number != number:
+        raise RecordDamaged(f"{name} contains the record of another commit, {commit.number}")
+    return commit
 
 
 def record_name(folder: str, number: int) -> str:
@@ -294,6 +310,27 @@ class RehearsedSteps(BaseModel):
     start: int = Field(ge=1, le=MOST_STEPS)
     stop: int = Field(ge=1, le=MOST_STEPS)
     has_end: bool
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step whose loss or gradient norm is far above the values of the steps before.
+
+    Attributes:
+        name: ``loss`` or ``grad_norm``.
+        value: the step's loss or gradient norm; None if it isn't finite.
+        usual: the median of the steps before; None if there were too few steps.
+    """
+
+    step: int
+    name: str
+    value: float | None
+    usual: float | None
+
+    def __str__(self) -> str:
+        value = "not finite" if self.value is None else f"{self.value:.4g}"
+        usual = "" if self.usual is None else f", usually {self.usual:.4g}"
+        return f"{SPIKE_NAMES.get(self.name, self.name)} {value}{usual}"
 
 
 class Commit(Record):

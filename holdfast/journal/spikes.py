@@ -12,10 +12,11 @@ multiple of the largest distance of the numbers before it.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
+
+from holdfast.journal.records import Spike
 
 WINDOW = 64  # the number of earlier steps with which a step is compared
 # With fewer numbers in the window, only numbers that aren't finite are spikes.
@@ -32,28 +33,6 @@ BEYOND = 5.0
 QUIET = 8
 MOST = 8  # the maximum number of spikes in a commit's record
 WATCHED = ("loss", "grad_norm")
-CALLED = {"loss": "loss", "grad_norm": "gradient norm"}
-
-
-@dataclass(frozen=True)
-class Spike:
-    """A step whose loss or gradient norm is far above the values of the steps before.
-
-    Attributes:
-        name: ``loss`` or ``grad_norm``.
-        value: the step's loss or gradient norm; None if it isn't finite.
-        usual: the median of the steps before; None if there were too few steps.
-    """
-
-    step: int
-    name: str
-    value: float | None
-    usual: float | None
-
-    def __str__(self) -> str:
-        value = "not finite" if self.value is None else f"{self.value:.4g}"
-        usual = "" if self.usual is None else f", usually {self.usual:.4g}"
-        return f"{CALLED.get(self.name, self.name)} {value}{usual}"
 
 
 class UsualLoss(BaseModel):

@@ -16,7 +16,7 @@ from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift, ConfigError, NameMissing, RecordDamaged, WrongUse
 from holdfast.journal import AttemptRecord, Commit, ConfigRecord, Journal
 from holdfast.journal.skips import read_skips
-from holdfast.machine.gpus import settle_ranks
+from holdfast.machine.gpus.checks import settle_ranks
 from holdfast.provenance.changes import CLASSES, Change, classify, compare_identities, find_defaults, from_lineage
 from holdfast.provenance.drift import check_drift, is_accepted, is_harmless, is_of_skips
 from holdfast.provenance.fingerprint import fingerprint

@@ -21,7 +21,7 @@ from holdfast.checkpoint.found import Found, find_suspects, leave_out_repeated
 from holdfast.config import Log, NearTier, RunConfig
 from holdfast.errors import ConfigError, GateTripped, HoldfastError, WrongUse
 from holdfast.journal import Commit, Journal
-from holdfast.machine.gpus import check_gpus, gather_nodes, settle_ranks
+from holdfast.machine.gpus.checks import check_gpus, gather_nodes, settle_ranks
 from holdfast.proof.differing import find_difference
 from holdfast.proof.kills import Speed, choose_kills
 from holdfast.proof.replay import read_run_trail

@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, RecordDamaged, RunStopped, WrongUse
 from holdfast.journal import Commit, ConfigRecord, Journal
 from holdfast.journal.configs import read_given
 from holdfast.ledger.standing import is_trained
-from holdfast.machine.gpus import check_gpus, gather_nodes
+from holdfast.machine.gpus.checks import check_gpus, gather_nodes
 from holdfast.provenance.changes import compare_identities
 from holdfast.provenance.drift import is_of_skips
 from holdfast.provenance.fingerprint import ABSENT, diff

@@ -16,6 +16,8 @@ from holdfast.provenance.canonical import dump_json, mark_float, mark_int
 
 SHOWN_HASH_CHARS = 16
 ABSENT = "(absent)"
+# The prefix in the names of a loop's variables; see `holdfast.training.built`.
+VARIABLES = "loop.variables."
 
 
 def fingerprint(cfg: object) -> str:

@@ -10,13 +10,11 @@ from typing import Any
 
 from holdfast.machine.contract import PARTS, list_changed
 from holdfast.provenance.changes import Change, is_same
-from holdfast.provenance.fingerprint import ABSENT
+from holdfast.provenance.fingerprint import ABSENT, VARIABLES
 from holdfast.provenance.opened_files import is_same_file
 
 # If one of these versions differs, the built values of the same object may have other names.
 VERSIONS = ("python", "torch", "numpy", "accelerate", "torchdata", "holdfast")
-# The prefix in the names of a loop's variables; see `holdfast.training.built`.
-VARIABLES = "loop.variables."
 
 
 def compare_records(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Change]:

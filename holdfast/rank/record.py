@@ -10,7 +10,7 @@ from holdfast import __version__
 from holdfast.checkpoint import read_metadata
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigDrift, NameMissing, RecordDamaged
-from holdfast.journal import Journal
+from holdfast.journal import read_commit
 from holdfast.provenance.imports import find_code, find_file, read_module
 from holdfast.provenance.opened_files import Opened, describe_files
 from holdfast.provenance.packages import describe_holdfast, find_contents, find_packages, find_versions
@@ -130,9 +130,9 @@ def read_recorded(config: RunConfig, number: int) -> dict[str, Any]:
     """
     if not number:
         return {}
-    journal = Journal(open_store(config.store), config.run)
+    folder = open_store(config.store).inside(config.run)
     try:
-        metadata = read_metadata(journal.store, journal.read_commit(number).path)
+        metadata = read_metadata(folder, read_commit(folder, number).path)
     except (RecordDamaged, NameMissing):
         return {}  # ignore damage here, because the resume reads the same records and reports their damage
     return metadata.environment if metadata else {}

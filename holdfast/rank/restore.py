@@ -1,9 +1,9 @@
 """The order `Restore`: load a commit's state, and check it with the gate."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Metadata, NearReader, Payload
+from holdfast.checkpoint import Metadata, Payload
 from holdfast.errors import CheckpointDamaged, GateTripped
 from holdfast.journal import Commit
 from holdfast.rank.events import Events
@@ -12,6 +12,9 @@ from holdfast.store import Store
 from holdfast.training import Training, resume, resume_weights, take_up
 from holdfast.training.reading import read_state
 
+if TYPE_CHECKING:
+    from holdfast.checkpoint.near import NearReader
+
 
 def restore_commit(training: Training, folder: Store, order: Restore, events: Events) -> bool:
     """Load a commit's state, check it with the gate, and report `Restored`, `Damaged` or `Tripped`.
@@ -19,7 +22,11 @@ def restore_commit(training: Training, folder: Store, order: Restore, events: Ev
     Returns:
         True if all ranks have restored the state.
     """
-    near = NearReader(training.saver.near, order.commit) if training.saver.near and not order.aside else None
+    near = None
+    if training.saver.near is not None and not order.aside:
+        from holdfast.checkpoint.near import NearReader  # few runs have a near folder
+
+        near = NearReader(training.saver.near, order.commit)
     folder = folder.inside(order.aside) if order.aside else folder
     loaded = load_checkpoint(training, folder, order.commit, events, near)
     if loaded is None:
@@ -71,7 +78,7 @@ def restore_again(
         resume(training, payloads.pop(), metadata, order.gate, lambda done, total: None)
 
 
-def _describe_near(training: Training, near: NearReader | None) -> dict[str, Any]:
+def _describe_near(training: Training, near: "NearReader | None") -> dict[str, Any]:
     """Return the fields of `Restored` about files that were read from node-local copies. All ranks call it together."""
     if near is None:
         return {}
@@ -92,7 +99,7 @@ def _name_rank(problems: list[Tripped | None]) -> Tripped:
 
 
 def load_checkpoint(
-    training: Training, folder: Store, commit: Commit, events: Events, near: NearReader | None = None
+    training: Training, folder: Store, commit: Commit, events: Events, near: "NearReader | None" = None
 ) -> tuple[Payload, Metadata] | None:
     """Return a commit's verified checkpoint.
 

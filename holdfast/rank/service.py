@@ -33,9 +33,7 @@ from holdfast.rank.messages import (
     SavedAside,
     Train,
 )
-from holdfast.rank.nodes import end_torchrun
 from holdfast.rank.orders import Orders
-from holdfast.rank.rank_checks import check_same_store, check_same_training
 from holdfast.rank.record import CodeRecord
 from holdfast.rank.restore import restore_again, restore_commit
 from holdfast.rank.shadow import train_shadow
@@ -109,6 +107,8 @@ class RankService:
         ready = describe_training(training, self._record)
         self.environment = ready.environment
         if compute.has_nodes:
+            from holdfast.rank.rank_checks import check_same_training  # few runs have several nodes
+
             check_same_training(training, ready.environment)
         self.events.send(ready)
         try:
@@ -122,6 +122,8 @@ class RankService:
         finally:
             training.saver.wait()
         if self.orders.is_orphaned and compute.has_rendezvous and training.accelerator.is_main_process:
+            from holdfast.rank.nodes import end_torchrun  # few runs have several nodes
+
             end_torchrun()
         if compute.has_rendezvous and not self.orders.is_ended:
             # Without this error torchrun would restart the ranks of all nodes, and wait for a node that was told to
@@ -135,6 +137,8 @@ class RankService:
         for order in self.orders:
             heartbeats.begin(PHASES[type(order)])
             if not is_checked and isinstance(order, Restore | Begin | Train):
+                from holdfast.rank.rank_checks import check_same_store  # few runs have several nodes
+
                 check_same_store(self.training)
                 is_checked = True
             if (yield from self._obey(order, folder)):

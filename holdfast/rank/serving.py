@@ -6,7 +6,9 @@ import gc
 import sys
 import traceback
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
+from holdfast.config import Compute
 from holdfast.errors import HoldfastError, RankDied
 from holdfast.machine import heartbeats
 from holdfast.provenance import opened_files as opened
@@ -14,12 +16,14 @@ from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
 from holdfast.rank.first_order import wait_to_proceed
 from holdfast.rank.messages import Finished
-from holdfast.rank.nodes import Nodes
 from holdfast.rank.process import read_environment
 from holdfast.rank.record import CodeRecord, read_recorded
 from holdfast.rank.service import RankService
 from holdfast.rank.survivor import Survivor
 from holdfast.training import Training, run_program
+
+if TYPE_CHECKING:
+    from holdfast.rank.nodes import Nodes
 
 
 def main() -> int:
@@ -29,7 +33,7 @@ def main() -> int:
     faulthandler.enable(file=2)  # so that a crash in native code writes its stack into the log
     config, commit = read_environment()
     built: list[Training] = []
-    nodes: Nodes | None = None
+    nodes = None
     survivor = Survivor()
     before, watching = {*sys.modules}, contextlib.ExitStack()
     files = watching.enter_context(opened.record_opened_files())
@@ -51,7 +55,7 @@ def main() -> int:
 
     try:
         if config.compute.has_rendezvous:
-            nodes = Nodes(config.compute, events)  # this call sets the rank's number, which later calls read
+            nodes = _join_nodes(config.compute, events)
         heartbeats.join()
         run_program(config, begin)
         if built and built[0].progress.step >= built[0].total_steps:
@@ -77,3 +81,10 @@ def main() -> int:
             nodes.leave()
         events.close()
     return 0
+
+
+def _join_nodes(compute: Compute, events: Events) -> "Nodes":
+    """Set the rank's number, which later calls read. Return the nodes' shared errors."""
+    from holdfast.rank.nodes import Nodes  # few runs have several nodes
+
+    return Nodes(compute, events)

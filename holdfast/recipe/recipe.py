@@ -7,7 +7,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from holdfast.errors import RecipeError
-from holdfast.recipe.anneal import Anneal
 from holdfast.recipe.probe import Limits
 from holdfast.schedule import Schedule
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import Dataset
+
+    from holdfast.recipe.anneal import Anneal
 
 USUAL_BATCH_SIZE = 32
 
@@ -111,7 +112,7 @@ class Recipe:
     after_step: Callable[[], object] | None = None
     extras: Mapping[str, Stateful] = field(default_factory=dict)
     synchronized: Sequence[str] = ()
-    anneals: Mapping[str, Anneal] = field(default_factory=dict)
+    anneals: Mapping[str, "Anneal"] = field(default_factory=dict)
     probe: "Callable[[Any], Mapping[str, float | Tensor]] | None" = None
     health: Mapping[str, Limits] = field(default_factory=dict)
     collate: Callable[[list[Any]], Any] | None = None

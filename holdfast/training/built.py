@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.provenance.fingerprint import to_plain
+from holdfast.provenance.fingerprint import VARIABLES, to_plain
 from holdfast.provenance.hyperparameters import LEFT_OUT, LISTED_ITEMS, SECRET, as_plain_json, is_public
 from holdfast.provenance.ownership import is_own
-from holdfast.provenance.recorded import VARIABLES
 from holdfast.state.slots import read_attributes
 from holdfast.training.build import Training
 from holdfast.training.closures import list_closure, walk_code

@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError, GpuUnhealthy
 from holdfast.machine import determinism
-from holdfast.machine.gpus import describe_unseen, sleep_in_waits, too_few_gpus
+from holdfast.machine.gpus.checks import describe_unseen, too_few_gpus
 from holdfast.machine.processes import MARK_VARIABLE, MEETING_VARIABLE
 from holdfast.state import include_gpus
 from holdfast.terminal import counted
@@ -88,6 +88,8 @@ def prepare_device(config: RunConfig) -> Accelerator:
     compute = config.compute
     use_cuda = choose_cuda(compute)
     if use_cuda:
+        from holdfast.machine.gpus.waits import sleep_in_waits  # a CPU needs no such wait
+
         sleep_in_waits()
     include_gpus(use_cuda)
     determinism.apply(config.determinism, config.seed)

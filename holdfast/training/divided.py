@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.checkpoint import NearReader, Payload
+from holdfast.checkpoint import Payload
+from holdfast.checkpoint.near import NearReader
 from holdfast.journal import Commit
 from holdfast.store import Store
 from holdfast.training.build import Training

@@ -8,7 +8,6 @@ from holdfast.config import Determinism
 from holdfast.errors import DeterminismError
 from holdfast.machine import determinism
 from holdfast.machine.compiling import steady_compiler
-from holdfast.provenance.settings_lines import find_setter
 
 
 @contextlib.contextmanager
@@ -17,6 +16,8 @@ def locating_flags() -> Iterator[None]:
     try:
         yield
     except DeterminismError as error:
+        from holdfast.provenance.settings_lines import find_setter  # only for this message
+
         place = find_setter(error.data.get("flags", ()))
         if not place:
             raise

@@ -6,9 +6,9 @@ memory after the restore.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.checkpoint import NearReader, Payload, deserialize, read_payload
+from holdfast.checkpoint import Payload, deserialize, read_payload
 from holdfast.errors import HoldfastError, StateError
 from holdfast.journal import Commit
 from holdfast.machine.host import name_host
@@ -17,6 +17,9 @@ from holdfast.memory import SharedBuffers, map_shared
 from holdfast.store import Store
 from holdfast.training.build import Training
 from holdfast.training.division import find_built_division
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.near import NearReader
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -35,7 +38,7 @@ class _Offer(NamedTuple):
     failure: HoldfastError | None
 
 
-def read_state(training: Training, folder: Store, commit: Commit, near: NearReader | None) -> Payload:
+def read_state(training: Training, folder: Store, commit: Commit, near: "NearReader | None") -> Payload:
     """Read and verify a committed state; if it is divided over the ranks, this rank's part. All ranks call it together.
 
     Args:
@@ -56,7 +59,7 @@ def read_state(training: Training, folder: Store, commit: Commit, near: NearRead
     return _read_on_node(training, folder, commit, near)
 
 
-def _read_on_node(training: Training, folder: Store, commit: Commit, near: NearReader | None) -> Payload:
+def _read_on_node(training: Training, folder: Store, commit: Commit, near: "NearReader | None") -> Payload:
     """Read and verify a committed state, once on each node. All ranks call it together.
 
     Args:

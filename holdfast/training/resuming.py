@@ -19,7 +19,6 @@ from holdfast.training import capturing
 from holdfast.training.build import Training
 from holdfast.training.elastic import DATA_RANKS, count_other_data_ranks, count_others, take_position
 from holdfast.training.examinations import examine_recipe
-from holdfast.training.merging import take_over
 from holdfast.training.naming import has_names
 from holdfast.training.probing import NOISE, has_noise, measure_probe
 from holdfast.training.tying import tie_to_model
@@ -67,6 +66,8 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     _check_state(training, payload, saved)
     resumed = Resumed(training.progress.step)
     if gate.how == "record":
+        from holdfast.training.merging import take_over  # only resumes after accepted changes call it
+
         resumed.taken_over = take_over(training, saved["built"])
     else:
         _check_built(training, payload)

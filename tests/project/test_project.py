@@ -57,11 +57,12 @@ def test_light_imports(module: str) -> None:
 
 
 def test_ranks_import_neither_prefect_nor_what_few_runs_need() -> None:
-    rare = {"forgotten_state", "sharded", "shards", "virtual_ranks", "collecting", "own_loop"}
+    rare = {"forgotten_state", "sharded", "shards", "virtual_ranks", "collecting", "own_loop", "near", "nodes", "slurm"}
     program = "import holdfast.rank.serving, sys; print(*sys.modules)"
     loaded = run(sys.executable, "-c", program).stdout.split()
     assert ("torch" in loaded, "prefect" in loaded) == (True, False)
     assert not [name for name in loaded if name.startswith("holdfast.") and rare & {*name.split(".")}]
+    assert "holdfast.journal.journal" not in loaded, "only an attempt writes the journal"
 
 
 def test_ruff_finds_prefect_in_the_engine() -> None:

@@ -394,7 +394,7 @@ def time_wait() -> str:
     """Return how much of a core a rank takes that waits for its GPU, by which `hanging` tells waiting from work."""
     import torch
 
-    from holdfast.machine.gpus import sleep_in_waits
+    from holdfast.machine.gpus.waits import sleep_in_waits
 
     sleep_in_waits()
     torch.cuda._sleep(1)

@@ -18,7 +18,8 @@ import pytest
 
 from holdfast.config import Compute
 from holdfast.errors import HoldfastError
-from holdfast.machine.gpus import list_visible, read_report
+from holdfast.machine.gpus.report import read_report
+from holdfast.machine.gpus.visible import list_visible
 from holdfast.terminal import counted
 from tests.support import gpu_facts
 from tests.support.device import ON_GPUS, VARIABLE

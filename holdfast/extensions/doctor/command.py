@@ -27,7 +27,7 @@ from holdfast.journal import AttemptRecord, Journal
 from holdfast.journal.configs import read_config
 from holdfast.journal.finding import open_journal
 from holdfast.machine.contract import LIMITS, TERMS, Verdict, judge, part_of, terms_on
-from holdfast.machine.gpus import read_report
+from holdfast.machine.gpus.report import read_report
 from holdfast.machine.libraries import find_installed
 from holdfast.provenance.packages import find_versions
 from holdfast.store import open_store

@@ -17,7 +17,8 @@ from holdfast.config import DEFAULT_SEED, Compute, Determinism
 from holdfast.errors import DeterminismError
 from holdfast.machine import determinism
 from holdfast.machine.environment import describe_environment
-from holdfast.machine.gpus import GpuReport, list_taken, list_visible
+from holdfast.machine.gpus.report import GpuReport
+from holdfast.machine.gpus.visible import list_taken, list_visible
 from holdfast.machine.libraries import describe_versions
 from holdfast.machine.self_test import KEY, Bits, SelfTest, compare_with_records, find_fault, run_self_test, take_step
 from holdfast.store.modules import python_command

@@ -19,7 +19,7 @@ from holdfast.extensions.importing.taken import TakenOver
 from holdfast.journal import Commit, Journal
 from holdfast.journal.endings import Ending, ending_of
 from holdfast.journal.signature import load_signing_key
-from holdfast.machine.gpus import settle_ranks
+from holdfast.machine.gpus.checks import settle_ranks
 from holdfast.machine.host import name_host
 from holdfast.rank.launchers import refuse_launcher
 from holdfast.store import open_store

@@ -7,7 +7,8 @@ from holdfast.config import Compute, RunConfig
 from holdfast.errors import MachineQuarantined
 from holdfast.extensions.quarantine.records import MachineRecord, list_doubted, list_quarantined
 from holdfast.journal import Journal
-from holdfast.machine.gpus import list_taken, list_visible, read_report
+from holdfast.machine.gpus.report import read_report
+from holdfast.machine.gpus.visible import list_taken, list_visible
 from holdfast.machine.host import name_host
 from holdfast.store import open_store
 

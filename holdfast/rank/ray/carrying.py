@@ -12,7 +12,7 @@ import ray
 import holdfast
 from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError, RankDied, RankHung
-from holdfast.machine.gpus import check_gpus
+from holdfast.machine.gpus.checks import check_gpus
 from holdfast.rank.claim import find_problem
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Failed, decode_order, encode_message

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 import torch
 
 from holdfast import checkpoint
-from holdfast.checkpoint import Header, NearReader, Payload, Tensor
+from holdfast.checkpoint import Header, Payload, Tensor
+from holdfast.checkpoint.near import NearReader
 from holdfast.checkpoint.partial import PartsReader
 from holdfast.checkpoint.streaming import ABREAST, READ_DEPTH, READ_WINDOWS
 from holdfast.errors import CheckpointDamaged

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.attempt import Line
-from holdfast.checkpoint import Near, Saved
+from holdfast.checkpoint import Saved
+from holdfast.checkpoint.near import Near
 from holdfast.config import NearTier
 from holdfast.keeping.verification import verify_run
 from holdfast.machine.faults import NEAR_POINTS

@@ -10,14 +10,13 @@ import torch
 
 from holdfast.checkpoint import (
     CheckpointSave,
-    Near,
-    NearReader,
     Saved,
     Saver,
-    copy_checkpoint,
     find_orphans,
     read_payload,
 )
+from holdfast.checkpoint.copying import copy_checkpoint
+from holdfast.checkpoint.near import Near, NearReader
 from holdfast.checkpoint.partial import PartsReader
 from holdfast.config import NearTier
 from holdfast.errors import CheckpointDamaged

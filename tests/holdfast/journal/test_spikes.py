@@ -11,7 +11,8 @@ import pytest
 from holdfast.attempt import live
 from holdfast.config import ChunkLength, Compute, Log, RunConfig
 from holdfast.journal import Commit, Journal, read_record
-from holdfast.journal.spikes import MOST, QUIET, WINDOW, Spike, describe_spikes, find_spikes, keep_watched
+from holdfast.journal.records import Spike
+from holdfast.journal.spikes import MOST, QUIET, WINDOW, describe_spikes, find_spikes, keep_watched
 from holdfast.store import open_store
 from tests.support.spiking import POISONED_STEP, SAMPLES, SEED, SPIKE_STEP
 

@@ -10,7 +10,7 @@ from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.config.slurm import find_job
 from holdfast.errors import ConfigError, NodesMissing
 from holdfast.machine.determinism import COLLECTIVES, SPINS, WAITS
-from holdfast.machine.gpus import gather_nodes
+from holdfast.machine.gpus.checks import gather_nodes
 from holdfast.rank.process import find_node
 from holdfast.rank.rendezvous import INTERFACE_VARIABLES, find_address, find_interface
 from holdfast.rank.spawn import make_command, make_environment

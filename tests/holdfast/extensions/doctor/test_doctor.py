@@ -21,7 +21,7 @@ from holdfast.journal import Journal
 from holdfast.machine import determinism, self_test
 from holdfast.machine.contract import LIMITS, TERMS, judge, terms_on
 from holdfast.machine.environment import chooses_kernels
-from holdfast.machine.gpus import read_report
+from holdfast.machine.gpus.report import read_report
 from holdfast.machine.libraries import TESTED, find_installed
 from holdfast.store import open_store
 from tests.conftest import has_not_ended

@@ -10,7 +10,8 @@ import torch
 
 from holdfast.config import Compute, RunConfig, parse_config
 from holdfast.errors import ConfigError, GpuUnhealthy
-from holdfast.machine.gpus import check_gpus, checks, explain_ranks, settle_ranks
+from holdfast.machine.gpus import checks
+from holdfast.machine.gpus.checks import check_gpus, explain_ranks, settle_ranks
 from holdfast.training.devices import choose_cuda
 from tests.conftest import Engine, Reference, assert_same_bytes
 from tests.support.nvidia_smi import (

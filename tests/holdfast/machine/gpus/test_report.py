@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.machine.gpus import read_report
-from holdfast.machine.gpus.report import read_links
+from holdfast.machine.gpus.report import read_links, read_report
 from tests.support.nvidia_smi import (
     AMPERE,
     GEFORCE,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.machine.gpus import list_taken, list_visible, read_report
+from holdfast.machine.gpus.report import read_report
+from holdfast.machine.gpus.visible import list_taken, list_visible
 from tests.support.nvidia_smi import (
     GEFORCE,
     HOPPER,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.machine.gpus import sleep_in_waits
+from holdfast.machine.gpus.waits import sleep_in_waits
 
 SPINS, SLEEPS, MAPS = 0x01, 0x04, 0x08  # CU_CTX_SCHED_SPIN, CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_MAP_HOST
 

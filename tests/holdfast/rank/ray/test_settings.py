@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
-from holdfast.machine.gpus import gather_nodes
+from holdfast.machine.gpus.checks import gather_nodes
 from holdfast.rank.process import find_node
 from holdfast.rank.rendezvous import describe_node_wait
 from holdfast.rank.spawn import make_command
