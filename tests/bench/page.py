@@ -6,9 +6,11 @@ one set of versions. The page has the rows of the newest machine that a reader d
 
 import csv
 import io
+import itertools
 import json
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.bench.frame import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 DATA = ROOT / "docs" / "data" / "costs.csv"
-BETWEEN = re.compile(r"(<!-- make bench -->\n)(.*)(<!-- end -->\n)", re.S)
+TABLE = "<!-- {} -->\n", "<!-- end -->\n"
 COLUMNS = ("state", "figure", "ours", "unit", "of", "limit", "ratio", "reach", "met")
 
 # The heads of the file's columns.
@@ -93,13 +95,37 @@ def show(tables: dict[str, Rows]) -> str:
     return "\n".join([*lines, ""])
 
 
+def show_growth(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the benchmark growth: a line for each operation, with its figures at all sizes."""
+    lines = ["| what grows | sizes | operation | milliseconds | requests |", "|---|---|---|---|---|"]
+    for (grows, operation), group in itertools.groupby(rows, lambda row: (row["grows"], row["operation"])):
+        found = list(group)
+        sizes, ms, requests = ([row[column] for row in found] for column in ("size", "ms", "requests"))
+        asked = "-" if None in requests else _join(sorted({*requests}))
+        lines.append(f"| {grows} | {_join(sizes)} | {operation} | {_join(ms)} | {asked} |")
+    return "\n".join([*lines, ""])
+
+
+def _join(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in numbers)
+
+
+def replace_table(page: str, name: str, table: str) -> str:
+    """Return the page with another table between the comments of this name."""
+    begin, end = TABLE[0].format(name), TABLE[1]
+    before, _, rest = page.partition(begin)
+    assert rest, name
+    return f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+
+
 def main(path: str = "bench.json") -> None:
-    tables = merge(read_tables(DATA.read_text("utf-8")), *read_run(json.loads(Path(path).read_text("utf-8"))))
+    found = json.loads(Path(path).read_text("utf-8"))
+    tables = merge(read_tables(DATA.read_text("utf-8")), *read_run(found))
     DATA.write_text(write_tables(tables), "utf-8")
-    page = PAGE.read_text("utf-8")
-    between = BETWEEN.search(page)
-    assert between is not None
-    PAGE.write_text(page.replace(between[2], show(tables)), "utf-8")
+    page = replace_table(PAGE.read_text("utf-8"), "make bench", show(tables))
+    if growth := found["benchmarks"].get("growth"):
+        page = replace_table(page, "make bench ARGS=growth", show_growth(growth["rows"]))
+    PAGE.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.store.local import LocalStore
 from tests.bench import __main__ as bench
-from tests.bench import flow, lost, page
+from tests.bench import flow, growth, lost, page
 from tests.bench.frame import Row, ask, compare, describe_machine, make_table
 from tests.bench.journal import BENCHMARK, measure
 
@@ -92,6 +92,20 @@ def test_the_page_keeps_the_newest_run_of_each_benchmark() -> None:
     tables = page.merge(page.read_tables(page.write_tables(tables)), *run("new", cold=3.0))
     assert tables == {"cpu new": {"cold": [row(3.0)]}, "cpu old": {"saving": [row(1.0)]}}
     assert [*page.merge(tables, *run("new", saving=4.0))] == ["cpu new"]
+
+
+def test_the_page_shows_how_costs_grow_in_a_line_for_each_operation(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    rows = [row for size in (5, 50) for row in growth.measure_commits(store.inside(str(size)), size)]
+    rows.sort(key=lambda row: str(row["operation"]))
+    text = page.replace_table("a\n<!-- growth -->\nold\n<!-- end -->\nz\n", "growth", page.show_growth(rows))
+    lines = text.splitlines()
+    assert (lines[:2], lines[-2:]) == (["a", "<!-- growth -->"], ["<!-- end -->", "z"])
+    requests = {line.split("|")[3].strip(): line.split("|")[5].strip() for line in lines[4:-2]}
+    assert len(requests) == 6
+    for operation in ("find what a resume continues from", "show", "prune one checkpoint"):
+        assert requests[operation].isdigit(), "equally many for a run of any length"
+    assert len(requests["verify"].split(", ")) == 2
 
 
 def test_on_a_machine_with_a_gpu_all_benchmarks_end_in_ten_minutes() -> None:
