@@ -77,11 +77,17 @@ class Attributes:
         return {name: value for name, value in found if is_plain(value) and not self._is_measured(name)}
 
     def _list_changed(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self._list_plain().items()
-            if name not in self._built or _learns(value) or not _is_same(self._strip(value), self._built[name])
-        }
+        return {name: value for name, value in self._list_plain().items() if self._is_changed(name, value)}
+
+    def _is_changed(self, name: str, value: Any) -> bool:
+        """Return whether an attribute has another value, or another object of equal value, than when it was built.
+
+        A step may replace an attribute by an equal one, as a metric's ``reset`` does. A resumed process replaces it,
+        too, so that later checkpoints are equal.
+        """
+        if name not in self._built or _learns(value) or not _is_same(self._strip(value), self._built[name]):
+            return True
+        return self._originals.has_replaced((name,), value)
 
     def _strip(self, value: Any) -> Any:
         """Return a value whose dicts lack measured items, such as times. Tensors and generators aren't copied."""

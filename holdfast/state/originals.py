@@ -87,6 +87,11 @@ class Originals:
         number = self._by_id.get(id(value))
         return number if number is not None and self._references[number]() is value else None
 
+    def has_replaced(self, path: Path, value: Any) -> bool:
+        """Return whether an original at a path, or inside the container at that path, is another object now."""
+        items = self._list_items(value, path, set())
+        return any((number := self.number_at(at)) is None or self.get(number) is not each for at, each in items)
+
     def list_objects(self) -> Iterator[tuple[str, Any]]:
         """Yield each original with a ``state_dict`` that still exists, after its name: ``state['models'][0]``."""
         for path, refer in zip(self._paths, self._references, strict=True):

@@ -101,3 +101,16 @@ CIRCLE.append(CIRCLE)
 )
 def test_values_that_are_not_plain(value: Any) -> None:
     assert not is_plain(value)
+
+
+def test_a_container_that_was_replaced_by_an_equal_one_is_new_after_a_restore_too() -> None:
+    one, other = Thing(), Thing()
+    held, restored = Attributes(lambda: one, is_time), Attributes(lambda: other, is_time)
+    one.weights, one.logs = torch.zeros(2), []
+    one.sums["all"] = 0
+    assert {*held.state_dict()} == {"weights", "logs", "random", "pairs"}
+    restored.load_state_dict(passed_on(held.state_dict()))
+    for each in (one, other):
+        each.weights += 1
+        each.logs.append({"loss": 1.5})
+    assert str(held.state_dict()) == str(restored.state_dict())
