@@ -298,6 +298,30 @@ def forgets_attributes(run: Run) -> None:
     Forgetful(run).fit()
 
 
+class Counting:
+    """A trainer whose rate follows a count."""
+
+    def __init__(self) -> None:
+        self.model, self.count = net(), 0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def fit(self, run: Run, keeps_self: bool) -> None:
+        run.keep(model=self.model, optimizer=self.optimizer)
+        if keeps_self:
+            run.keep(self=vars(self))
+        for step in run.steps(per_epoch=PER_EPOCH):
+            self.count += 1
+            self.optimizer.param_groups[0]["lr"] = 0.1 / self.count
+            step.log(loss=learn(self.model, self.optimizer, *draw()))
+
+
+KEEPS_SELF = "run.keep(self=vars(self))"  # the line that the search advises for `Counting`
+
+
+def counts_in_a_class(run: Run, keeps_self: bool = False) -> None:
+    Counting().fit(run, keeps_self)
+
+
 def wrong(run: Run, how: str) -> None:
     """Make one mistake."""
     model = net()

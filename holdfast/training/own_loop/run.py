@@ -153,7 +153,7 @@ class Run:
         """
         return self._loop.wrap(model, parallelize)
 
-    def keep(self, *, leave_out: Sequence[str] = (), **objects: Any) -> None:
+    def keep(self, /, *, leave_out: Sequence[str] = (), **objects: Any) -> None:
         """Register, by name, all objects on which the next step depends.
 
         Each object is saved with every checkpoint, and restored in place before the first step. It may be a module, an

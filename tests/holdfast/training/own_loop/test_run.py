@@ -100,6 +100,13 @@ def test_attributes_that_a_loop_carries_are_found_unless_their_object_is_kept(tm
     assert [each.name for each in find_lost(make_config(tmp_path, "forgets_attributes"), at=2)] == ["self.hidden"]
 
 
+def test_the_line_that_keeps_the_attributes_of_self_works(tmp_path: Path) -> None:
+    """It is ``run.keep(self=vars(self))``."""
+    config = make_config(tmp_path, "counts_in_a_class")
+    assert [(each.name, each.remedy) for each in find_lost(config, at=2)] == [("self.count", loops.KEEPS_SELF)]
+    assert not find_lost(config.model_copy(update={"settings": {"keeps_self": True}}), at=2)
+
+
 def test_the_constants_of_a_loop_are_on_record(tmp_path: Path) -> None:
     built = []
     for level in (0.1, 0.2):
