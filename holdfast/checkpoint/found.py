@@ -89,7 +89,7 @@ def leave_out_repeated(suspects: Sequence[Found]) -> list[Found]:
     remedies = {match[1]: found.remedy for found in suspects if (match := KEEPS_ALL.fullmatch(found.remedy))}
     left: dict[tuple[str, str], Found] = {}
     for found in suspects:
-        owner = found.name.rpartition(".")[0]
+        owner = found.name if found.name in remedies else found.name.rpartition(".")[0]
         if owner in remedies:
             left.setdefault((found.reached_by, owner), found.model_copy(update={"remedy": remedies[owner]}))
         else:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.found import ENDED, ITERATOR
 from holdfast.provenance.ownership import is_own
 from holdfast.state.objects import can_keep
 from holdfast.state.slots import read_attributes
-from holdfast.training.forgotten_state.digests import CONTAINERS, is_iterator
+from holdfast.training.forgotten_state.digests import CONTAINERS, has_digest, is_iterator
 from holdfast.training.forgotten_state.registered import has_state
 from holdfast.training.kept import FRAMEWORK
 
@@ -161,6 +161,8 @@ def find_remedy(at: At, scope: Scope, *, is_loop: bool, is_kept: bool, is_assign
             return f"run.keep({name}={last_part(at.name)})  # where {last_part(at.name)} is made"
         is_late = at.owner is not None and is_assigned and state.is_generator(at.value)
         return f"run.keep({name}={expression})" + ("  # create the generator first if it is None" if is_late else "")
+    if expression and not has_digest(at.value) and can_keep(vars(at.value)):
+        return f"run.keep({name}=vars({expression}))"
     owner = expression.rpartition(".")[0] if at.owner is not None else ""
     if owner and _is_kept_by_attributes(at.owner, last_part(at.name)):
         return f"run.keep({scope.choose_keyword(owner)}=vars({owner}))"

@@ -401,6 +401,7 @@ def test_one_line_that_keeps_an_object_is_told_once() -> None:
     rows = [
         ("rb.items", "run.keep(items=rb.items)"), ("rb.position", "run.keep(rb=vars(rb))"),
         ("rb.full", "run.keep(rb=vars(rb))"), ("total", 'state = {"total": total}; run.keep(state=state)'),
+        ("rb", 'state = {"rb": rb}; run.keep(state=state)'),  # it has new attributes
     ]  # fmt: skip
     suspects = [Found(name=name, remedy=remedy, **told) for name, remedy in rows]
     left = [(each.name, each.remedy) for each in leave_out_repeated(suspects)]
