@@ -113,6 +113,17 @@ def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     return list(optimizer.parts.values()) if isinstance(optimizer, Optimizers) else [optimizer]
 
 
+def complete(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer the attributes for hooks that it lacks because its class doesn't call torch's constructor.
+
+    A wrapper such as Lookahead or opacus's ``DPOptimizer`` takes its groups and its state from the optimizer inside it.
+    """
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        if not hasattr(optimizer, "defaults"):
+            optimizer.defaults = {}
+        torch.optim.Optimizer.__setstate__(optimizer, {})  # what torch does for optimizers pickled by an old version
+
+
 def read_rates(optimizer: Any) -> list[float]:
     """Return the learning rates of the parameter groups; groups without a rate are left out."""
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]

@@ -120,7 +120,8 @@ pytorch-cifar's models, the corpus reader of `language_model`, a metric for acce
 - **Refused by `convert`: 1.** pytorch/examples `mnist_forward_forward`, where each layer trains itself in a loop of its
   own.
 
-With differential privacy, the opacus scripts fail at `run.keep`, because their optimizer isn't a whole torch optimizer.
+A loop with opacus 1.6's `PrivacyEngine` is proved, too, if you keep `engine.accountant` beside the model and the
+optimizer.
 
 ## Train the converted script
 

@@ -1,11 +1,21 @@
-"""An optimizer whose state is divided over the ranks is refused."""
+"""Optimizers that aren't whole: one whose state is divided over the ranks, and one without torch's attributes."""
 
 import pytest
 import torch
 from torch import nn
 
 from holdfast.errors import RecipeError
-from holdfast.training.optimizers import refuse_partitioned
+from holdfast.training.optimizers import complete, refuse_partitioned
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Doesn't call torch's constructor, as opacus's ``DPOptimizer`` doesn't."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step()
 
 
 class Divided(torch.optim.SGD):
@@ -20,3 +30,13 @@ def test_an_optimizer_that_divides_its_state_over_the_ranks_is_refused() -> None
     refuse_partitioned("optimizer", torch.optim.SGD(parameters))
     with pytest.raises(RecipeError, match=r"run\.keep\(optimizer=\.\.\.\) is a Divided, which divides its state"):
         refuse_partitioned("run.keep(optimizer=...)", Divided(parameters))
+
+
+def test_an_optimizer_that_lacks_torchs_attributes_is_given_them_once() -> None:
+    optimizer = Wrapper(torch.optim.SGD([*nn.Linear(1, 1).parameters()]))
+    complete(optimizer)
+    seen: list[object] = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    complete(optimizer)
+    optimizer.step()
+    assert seen == [1]
