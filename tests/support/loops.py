@@ -342,6 +342,12 @@ def wrong(run: Run, how: str) -> None:
         run.steps(DataLoader(samples()[:3], batch_size=4, drop_last=True))
     if how == "logs early":
         run.log(loss=1.0)
+    if how == "shuffles":
+        run.batches(samples(), batch_size=4, shuffle=True)
+    if how == "other data":
+        for _ in run.epochs(DataLoader(samples(), batch_size=4)):
+            for x, y in run.batches(DataLoader(samples(), batch_size=2)):
+                run.log(loss=learn(model, optimizer, x, y))
     batches = run.batches(samples(), batch_size=4) if how == "too many batches" else None
     for step in run.steps(per_epoch=None if how == "no length" else PER_EPOCH):
         if how == "breaks" and step.number == 2:

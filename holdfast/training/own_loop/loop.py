@@ -46,6 +46,7 @@ from holdfast.training.step_record import Unread, read_number
 from holdfast.training.undisturbed import snapshot
 
 T = TypeVar("T")
+OPTIONS = {"grad_accum", "collate"}  # of `Run.batches`
 
 # Yields before each step that the loop trains, as `holdfast.training.steps` does.
 Serve = Callable[[Training], Generator[None, None, None]]
@@ -364,11 +365,23 @@ class OwnLoop:
     def give_batches(self, data: Any, batch_size: int | None, options: Mapping[str, Any]) -> Iterator[Any]:
         """Implement `Run.batches`."""
         if self._has_epochs:
+            if data is not None and data is not self._loader and data is not self.fields.get("data"):
+                self.refuse(
+                    "run.batches(...) has other data than run.epochs(...), whose loader it reads",
+                    hint="call run.batches() without arguments. To change an epoch's data, change the loader's "
+                    "dataset or sampler",
+                )
             return self._give("batches", (self.next_batch() for _ in self._steps_of_epoch()))
         if data is None or batch_size is None:
             self.refuse(
                 "run.batches(): expected a dataset and batch_size=...",
                 hint="inside `for epoch in run.epochs(loader)` run.batches() needs no arguments",
+            )
+        if unknown := options.keys() - OPTIONS:
+            self.refuse(
+                f"run.batches(): unknown option {min(unknown)}",
+                hint="known: batch_size, grad_accum, collate. run.steps(per_epoch=...) sets the length of a stream's "
+                "epochs; a torch DataLoader has options such as shuffle: pass it to run.steps",
             )
         self.fields |= {"data": data, "batch_size": batch_size, "unit": "samples", **options}
         return self._all_batches()
