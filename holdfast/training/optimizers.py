@@ -12,6 +12,8 @@ from holdfast.state import is_sharded, lay_as, strides_of
 
 # The keys of an optimizer's ``state_dict`` that torch fills.
 STATE, GROUPS = "state", "param_groups"
+# The attributes of every optimizer that contain hooks.
+HOOKS = {name for name in vars(torch.optim.SGD([torch.zeros(1)])) if name.endswith("_hooks")}
 
 
 class Optimizers:
@@ -118,7 +120,7 @@ def complete(optimizer: torch.optim.Optimizer) -> None:
 
     A wrapper such as Lookahead or opacus's ``DPOptimizer`` takes its groups and its state from the optimizer inside it.
     """
-    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+    if HOOKS - vars(optimizer).keys():
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = {}
         torch.optim.Optimizer.__setstate__(optimizer, {})  # what torch does for optimizers pickled by an old version

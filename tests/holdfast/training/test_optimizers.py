@@ -1,5 +1,8 @@
 """Optimizers that aren't whole: one whose state is divided over the ranks, and one without torch's attributes."""
 
+from collections import OrderedDict
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner, self.param_groups = inner, inner.param_groups
+        self._optimizer_step_pre_hooks: dict[int, Any] = OrderedDict()  # as timm's Lookahead has
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.inner.step()
@@ -39,4 +43,5 @@ def test_an_optimizer_that_lacks_torchs_attributes_is_given_them_once() -> None:
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
     complete(optimizer)
     optimizer.step()
+    optimizer.register_load_state_dict_pre_hook(print)
     assert seen == [1]
