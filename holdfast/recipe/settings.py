@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError
 
 from holdfast.config import did_you_mean
 from holdfast.errors import RecipeError
@@ -57,7 +58,23 @@ def _make_model(parameters: list[inspect.Parameter]) -> type[BaseModel]:
         fields[parameter.name] = (annotation, default)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     config = ConfigDict(extra="allow" if takes_any else "forbid", protected_namespaces=())
-    return create_model("Settings", __config__=config, **fields)
+    try:
+        return create_model("Settings", __config__=config, **fields)
+    except PydanticSchemaGenerationError:
+        name = next(name for name, field in fields.items() if not _can_be_a_setting(field))
+        kind = getattr(fields[name][0], "__name__", fields[name][0])
+        raise RecipeError(
+            f"the function's parameter {name} has the type {kind}, which no setting has",
+            hint=f"create {name} inside the function; settings are numbers, strings, switches, lists and tables",
+        ) from None
+
+
+def _can_be_a_setting(field: tuple[Any, Any]) -> bool:
+    try:
+        create_model("Settings", value=field)
+    except PydanticSchemaGenerationError:
+        return False
+    return True
 
 
 def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseModel:

@@ -72,6 +72,7 @@ def test_an_annotation_that_only_a_type_checker_resolves_allows_any_value(write_
         ("def build() -> 'Recipe': return 3", "expected a holdfast.Recipe, found a int"),
         ("def build() -> 'Recipe':\n    raise KeyError('x')", "written.py:2: KeyError: 'x'"),
         ("def build(x, /) -> 'Recipe': pass", "by position"),
+        ("import ast\ndef build(lr: float, tree: ast.AST) -> 'Recipe': pass", "parameter tree has the type AST"),
     ],
 )
 def test_an_error_in_a_recipe_names_its_line(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
