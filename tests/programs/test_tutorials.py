@@ -12,6 +12,7 @@ from tests.support.rehearsed import PROGRAMS, REHEARSED, Program, find_straight,
 from tests.support.stopped import STOP
 
 EPOCHS = 4
+NEEDS = {"scripts:writes_to_tensorboard": "tensorboard"}
 TUTORIALS = [
     f"{file.stem}:{name}"
     for file in sorted((PROGRAMS / "tutorials").glob("*.py"))
@@ -26,7 +27,13 @@ TRAINED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TUTORIALS if IS_SOAK else TRAINED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.extras(NEEDS[name]) if name in NEEDS else ())
+        for name in (TUTORIALS if IS_SOAK else TRAINED)
+    ],
+)
 def test_stopped_three_times_it_ends_on_the_same_bytes(nursery: Lives, tmp_path: Path, name: str) -> None:
     """It gets SIGTERM inside an epoch, and SIGKILL at the commit of an epoch's end and inside an epoch."""
     recipe = f"programs.tutorials.{name}"
@@ -49,6 +56,6 @@ def test_stopped_three_times_it_ends_on_the_same_bytes(nursery: Lives, tmp_path:
     assert program.find_content() == straight
 
 
-def test_there_are_sixty_programs() -> None:
-    assert len(TUTORIALS) >= 60
-    assert {*TRAINED} <= {*TUTORIALS}
+def test_there_are_many_programs() -> None:
+    assert len(TUTORIALS) >= 140
+    assert {*TRAINED, *NEEDS} <= {*TUTORIALS}
