@@ -255,7 +255,8 @@ class _Search:
         value = at.value
         if is_holdfasts(value) or (not isinstance(value, SCALARS) and self._registered.has(value)):
             return
-        if has_state(value) and not (isinstance(value, nn.Module) and self._registered.has_tensors(value)):
+        is_skeleton = isinstance(value, nn.Module) and (self._registered.has_tensors(value) or _has_no_data(value))
+        if has_state(value) and not is_skeleton:
             known = self._stateful.get(id(value))
             # If the object was reached first from its own method, it is named "self". A variable's name is better.
             if known is None or (known.name == "self" and at.name != "self"):
@@ -362,6 +363,12 @@ def _find_order(at: At) -> int:
     if has_state(at.value):
         return FIRST
     return NUMBERS if isinstance(at.value, NUMERIC) and not isinstance(at.value, bool) else OTHERS
+
+
+def _has_no_data(module: nn.Module) -> bool:
+    """Return whether all of a module's tensors are on the meta device, as for `torch.func.functional_call`."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return bool(tensors) and all(each.is_meta for each in tensors)
 
 
 def _list_inner(value: Any) -> list[nn.Module]:

@@ -349,6 +349,12 @@ def test_a_reading_of_a_clock_is_no_suspect_and_what_is_computed_from_it_is() ->
     assert names == ["timed.total", "timed.near", "timed.laps"]
 
 
+def test_a_module_without_data_has_no_state() -> None:
+    """Such a module calls `torch.func.functional_call` with the parameters of several models."""
+    base, teacher = nn.Linear(3, 3).to("meta"), nn.Linear(3, 3)
+    assert names(make(net(), lambda model, batch: use(base, teacher))) == [("teacher", "loss")]
+
+
 def test_loggers_of_python_are_not_entered() -> None:
     import logging
 
