@@ -22,7 +22,7 @@ from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE
 from holdfast.store import open_store
 from holdfast.testing.faults import fault
 from holdfast.training.objects import PATIENCE
-from tests.conftest import COMMAND_WITHIN_S, ROOT
+from tests.conftest import COMMAND_WITHIN_S, IN_SOAK, ROOT
 from tests.project.test_private_names import OWNERS
 
 TITAN = ROOT / ".venv" / "titan"
@@ -230,9 +230,9 @@ def read_losses(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("ranks", "data", "parallelism", "layout"),
     [
-        pytest.param(1, "interleaved", "{}", "", id="one rank"),
+        pytest.param(1, "interleaved", "{}", "", id="one rank", marks=IN_SOAK),
         pytest.param(2, "stream", "{}", "(Shard(dim=0),)", id="FSDP2"),
-        pytest.param(2, "lines", "{data_parallel_replicate_degree = 2}", "Replicate()", id="replicas"),
+        pytest.param(2, "lines", "{data_parallel_replicate_degree = 2}", "Replicate()", id="replicas", marks=IN_SOAK),
         pytest.param(2, "lines", "{tensor_parallel_degree = 2}", "Shard(dim=1)", id="tensor"),
     ],
 )

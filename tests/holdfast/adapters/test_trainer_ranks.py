@@ -26,7 +26,7 @@ def call(
     return nursery.call("tests.support.forked:command", command, str(folder / "config.toml"), *options)
 
 
-@pytest.mark.parametrize(("ranks", "finds_unused"), [(2, True), (3, False), *[(2, False), (3, True)] * IS_SOAK])
+@pytest.mark.parametrize(("ranks", "finds_unused"), [(3, False), *[(2, True), (2, False), (3, True)] * IS_SOAK])
 def test_several_ranks_are_proved(nursery: Lives, tmp_path: Path, ranks: int, finds_unused: bool) -> None:
     """The Trainer's own option, which it sets to False for activation checkpointing, changes nothing."""
     arguments = {"ddp_find_unused_parameters": finds_unused}
