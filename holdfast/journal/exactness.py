@@ -19,13 +19,15 @@ def describe_resume(journal: Journal, commit: Commit) -> str:
         commit = commit.model_copy(update={"unproved": list_unproved(journal, commit.unproved)})
     except StoreError:  # leave the damaged file to `verify`: the other views only need the commits
         ended = None
-    return describe_exactness(commit, ended)
+    return describe_exactness(commit, ended, journal.store.url)
 
 
-def describe_exactness(commit: Commit, ended: EndingRecord | None) -> str:
+def describe_exactness(commit: Commit, ended: EndingRecord | None, run: str) -> str:
     """Return the rehearsal verdict of a run's newest commit, or the difference that ended the last attempt.
 
     Args:
         ended: the ending of the last attempt; None if it hasn't ended.
+        run: <store>/<run>, for the command in the verdict.
     """
-    return commit.verdict if ended is None or ended.reason != INEXACT else ended.message.partition(";")[0]
+    is_exact = ended is None or ended.reason != INEXACT
+    return commit.describe_rehearsals(run) if ended is None or is_exact else ended.message.partition(";")[0]

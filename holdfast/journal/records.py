@@ -415,16 +415,19 @@ class Commit(Record):
         """The metrics as they are shown to the user, with `shown_loss` as ``avg_loss``."""
         return {name: self.shown_loss if name == "avg_loss" else value for name, value in self.metrics.items()}
 
-    @property
-    def verdict(self) -> str:
-        """Return a sentence on the results of the run's rehearsals up to this commit: from which steps they started."""
+    def describe_rehearsals(self, run: str) -> str:
+        """Return a sentence on the results of the run's rehearsals up to this commit: from which steps they started.
+
+        Args:
+            run: <store>/<run>, for the command in the sentence.
+        """
         if self.inexact:
             return self.inexact
         if not self.unproved:
             return f"continues exactly: {self._rehearsed_from}" if self.rehearsed else self._rehearsed_from
         numbers = ", ".join(map(str, self.unproved))
         some = f"commits {numbers} begin" if len(self.unproved) > 1 else f"commit {numbers} begins"
-        audit = f"holdfast audit RUN --commit {self.unproved[-1]}"
+        audit = f"holdfast audit {run} --commit {self.unproved[-1]}"
         unproved = f"unproved: {some} after a stop or a kill that left no steps to compare ({audit})"
         return f"{self._rehearsed_from}; {unproved}"
 

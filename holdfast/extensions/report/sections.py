@@ -41,7 +41,7 @@ def _list_facts(history: History, lives: list[ReportedLife]) -> Iterator[tuple[s
         yield name, "not finite" if value is None else show_number(value)
     if newest is not None:
         yield "checkpoint", decimal(newest.size_bytes)
-        yield "resume", describe_exactness(newest, history.endings.get(max(history.attempts, default=0)))
+        yield "resume", describe_exactness(newest, history.endings.get(max(history.attempts, default=0)), history.url)
     if history.verdict is not None:
         yield "audited", history.verdict.describe()
         counting = history.commits.keys() - history.quarantined.keys()

@@ -126,7 +126,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         when = f"began {spell_s(age_s)} ago, and its commit is expected after {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
     if head is not None:
-        yield "resume", head.verdict
+        yield "resume", head.describe_rehearsals(seen.url)
     yield from (("verdict", each) for each in seen.unanswered)
     if seen.ledger is not None:
         yield (

@@ -56,7 +56,7 @@ class RunReader:
             ledger_commits: the largest number of commits of a run whose ledger is made.
         """
         self.journal = journal
-        self.seen = Seen(journal.run)
+        self.seen = Seen(journal.run, journal.store.url)
         self._recent, self._older, self._ledger_commits = recent, older, ledger_commits
         self._ledger_at = -math.inf
         self._first = 1

@@ -12,6 +12,7 @@ class Seen:
     """The state of a run, as far as a live view has read it.
 
     Attributes:
+        url: <store>/<run>, for commands that the view names.
         commits: the newest commits and some older ones, by number, including quarantined commits.
         newest: the highest number of a commit, even if its record can't be read.
         attempts: the newest attempts, by number; None for a record that can't be read.
@@ -28,6 +29,7 @@ class Seen:
     """
 
     run: str
+    url: str = ""
     recipe: str = ""
     commits: tuple[Commit, ...] = ()
     newest: int = 0

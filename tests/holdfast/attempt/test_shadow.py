@@ -12,6 +12,7 @@ from holdfast.checkpoint.departure import MOST_DETAILED
 from holdfast.config import RunConfig
 from holdfast.errors import Inexact
 from holdfast.journal import Journal, RehearsalRecord
+from holdfast.journal.exactness import describe_resume
 from holdfast.keeping.verification import verify_run
 from holdfast.ledger.standing import read_standing
 from holdfast.machine.preemption import Notice
@@ -158,12 +159,13 @@ def test_a_resume_that_nothing_is_compared_with_is_marked_as_unproved(
     newest = journal_of(config).newest()
     assert newest is not None
     assert newest.unproved == [head.number + 1]
-    audit = f"holdfast audit RUN --commit {head.number + 1}"
-    assert newest.verdict.endswith(
+    shown = describe_resume(journal_of(config), newest)
+    audit = f"holdfast audit {tmp_path}/runs/run --commit {head.number + 1}"
+    assert shown.endswith(
         f"; unproved: commit {head.number + 1} begins after a stop or a kill that left no steps to compare ({audit})"
     )
-    assert "exactly" not in newest.verdict
-    assert verify_run(journal_of(config)).verdict == newest.verdict
+    assert "exactly" not in shown
+    assert verify_run(journal_of(config)).verdict == shown
 
 
 @pytest.mark.parametrize("recipe", ["exact", "failing_in_rehearsals"])

@@ -100,6 +100,13 @@ def test_a_slow_rank_is_shown_with_the_newest_commit(tmp_path: Path) -> None:
     assert [line.startswith(f"note: {text}") for line in printed] == [True]
 
 
+def test_an_unproved_resume_is_shown_with_the_command_that_audits_it(tmp_path: Path) -> None:
+    seen = read(tmp_path)
+    seen = replace(seen, commits=(seen.commits[-1].model_copy(update={"unproved": [7]}),))
+    drawn = "".join(draw(draw_run(seen, at(seen), ConsoleDimensions(400, 40)), 400))
+    assert f"(holdfast audit {tmp_path}/long --commit 7)" in drawn
+
+
 def test_a_store_of_many_runs_shows_those_that_train_first(tmp_path: Path) -> None:
     seen = read(tmp_path, is_ended=False)
     runs = [replace(seen, run=f"r{number:02d}", problem="damaged") for number in range(30)] + [seen]
