@@ -104,11 +104,13 @@ class EarlierSteps:
         """
         if is_fresh:
             self._owed = self._find_earlier(line)
-            self._compare_evaluation(line)
+            is_evaluated = self._compare_evaluation(line)
             if self._owed is None and self._is_asked(line):
                 self._owed = self._train_late(line, renew)
             if self._owed is None and self._is_asked(line):
-                self._note_unproved(line)
+                self._due.is_changed = True
+                if not is_evaluated:
+                    self._note_unproved(line)
         owed, self._owed = self._owed, None
         head = line.head
         if owed is None or head is None or owed.lines[0]["step"] <= head.step:
@@ -140,11 +142,13 @@ class EarlierSteps:
         )
         self._owed = Owed(later, owed.whose, []) if later else None
 
-    def _compare_evaluation(self, line: Line) -> None:
+    def _compare_evaluation(self, line: Line) -> bool:
         """Repeat the last evaluation of a run that was complete, and that continues because it was made longer.
 
         No step after the run's end was trained, so only the evaluation can show state that the checkpoint lacks, such
         as an average of the weights.
+
+        Return whether the evaluation was repeated with equal metrics.
 
         Raises:
             Inexact: the metrics differ.
@@ -153,11 +157,11 @@ class EarlierSteps:
         ending = self._journal.read_ending(head.attempt) if head is not None else None
         metadata = line.read_metadata(head) if head is not None else None
         if head is None or metadata is None or not metadata.metrics or not metadata.is_at_epoch_end:
-            return
+            return False
         if ending is None or (ending.ending.reason, ending.ending.step) != ("completed", head.step):
-            return
+            return False
         if self._ranks.tolerance != 0.0 or self._rehearse == "off" or line.verdict.inexact:
-            return
+            return False
         found = self._ranks.own.evaluate()
         metrics = {name: finite_or_none(value) for name, value in found.metrics.items() if name not in found.measured}
         different = [name for name, value in metrics.items() if metadata.metrics.get(name, value) != value]
@@ -166,11 +170,11 @@ class EarlierSteps:
             step, before = metadata.optimizer_steps_total, metadata.metrics[name]
             told = f"{name} is {metrics[name]} in a second evaluation after step {step}, and was {before}"
             self._differences.report(line, [], f"does not continue exactly: {told}", [])
+        return found.is_pure and not different and not metrics.keys().isdisjoint(metadata.metrics)
 
     def _note_unproved(self, line: Line) -> None:
-        """Record that the resume from the head was compared with nothing, and make a rehearsal due."""
+        """Record that the resume from the head was compared with nothing."""
         line.note_unproved()
-        self._due.is_changed = True
         step = line.head.step if line.head else 0
         log.info(
             "unproved: no steps of the earlier attempt after step %d can be compared; a rehearsal follows, unless the "

@@ -185,3 +185,14 @@ def test_a_complete_run_that_is_made_longer_repeats_its_evaluation(tmp_path: Pat
     live(make_config(tmp_path, "averaging", epochs=1, settings={}))
     with pytest.raises(Inexact, match=r"mean is \S+ in a second evaluation after step 8, and was"):
         live(make_config(tmp_path, "averaging", epochs=2, settings={}))
+
+
+@pytest.mark.parametrize(("recipe", "unproved"), [("evaluated", []), ("exact", [2])])
+def test_a_complete_run_that_is_made_longer_is_unproved_only_without_an_evaluation(
+    tmp_path: Path, recipe: str, unproved: list[int]
+) -> None:
+    for epochs in (1, 2):
+        live(make_config(tmp_path, recipe, epochs=epochs, settings={}))
+    newest = journal_of(make_config(tmp_path, recipe)).newest()
+    assert newest is not None
+    assert (newest.number, newest.unproved) == (2, unproved)
