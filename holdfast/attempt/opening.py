@@ -68,15 +68,19 @@ class Known:
         return self.ending is not None and self.ending.reason == "completed"
 
     def find_reason(self, steps_per_epoch: int, total_steps: int) -> str:
-        """Return the reason why the next attempt starts: ``fresh``, ``preempted``, ``extended`` or ``continued``.
+        """Return the reason why the next attempt starts.
+
+        It is ``fresh``, ``preempted``, ``cancelled``, ``paused``, ``extended`` or ``continued``.
 
         Args:
             total_steps: the number of steps of the whole run in the present configuration.
         """
         if not self.attempts:
             return "fresh"
-        newest, was_preempted = self.newest, self.ending is not None and self.ending.reason == "preempted"
-        if was_preempted or (newest is not None and newest.why == "preempted"):
+        newest, ended = self.newest, self.ending.reason if self.ending else ""
+        if ended in ("cancelled", "paused"):  # the last commit of such an attempt is recorded as ``preempted``, too
+            return ended
+        if ended == "preempted" or (newest is not None and newest.why == "preempted"):
             return "preempted"
         if newest is not None and self.epochs is not None:
             return "extended" if self.epochs * steps_per_epoch <= newest.step < total_steps else "continued"

@@ -18,6 +18,7 @@ import pytest
 
 from holdfast import checkpoint
 from holdfast.attempt import Acts, Attempt, AttemptView, Line, Observer, Proposal, live, publish_commit, started_ahead
+from holdfast.attempt.opening import Known
 from holdfast.attempt.upkeep import Upkeep
 from holdfast.checkpoint import read_metadata
 from holdfast.config import Checkpoint, ChunkLength, InitFrom, Log, Retention, RunConfig
@@ -46,7 +47,7 @@ from holdfast.rank.spawn import start_process
 from holdfast.store import open_store
 from holdfast.terminal import interrupt
 from tests.support.lives import Lives, ranks_of
-from tests.support.makers import claim
+from tests.support.makers import claim, make_commit
 from tests.support.processes import kill_ranks
 from tests.support.waiting import await_equal
 
@@ -549,3 +550,15 @@ def test_every_commit_is_made_and_told_of_the_same_way_whoever_asks_for_it(tmp_p
     assert calls[-1] == ("upkeep", heir.head.step if heir.head else 0), "what was left to it, while its ranks train"
     heir.end(Ending("completed"))
     assert verify_run(journal_of(config)).ok
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ("preempted", "preempted"), ("vanished", "preempted"), ("cancelled", "cancelled"), ("paused", "paused"),
+    ],
+)  # fmt: skip
+def test_an_attempt_says_how_the_attempt_before_was_told_to_stop(ending: str, why: str) -> None:
+    """In all these cases the last commit is that of a stop."""
+    known = Known(1, make_commit(1, why="preempted"), 4, Ending(ending))
+    assert known.find_reason(10, 40) == why
