@@ -34,7 +34,7 @@
         ├── GpuUnhealthy             (RuntimeError)       a GPU that a run would take reports a fault
         ├── SelfTestFailed           (RuntimeError)       a rank's device computes wrong bits
         ├── MachineQuarantined       (RuntimeError)       this machine has computed wrongly; another machine may train
-        ├── MachineRefused           (RuntimeError)       an extension refuses this machine; another machine may train
+        ├── MachineRefused           (RuntimeError)       an extension or a drain file refuses this machine
         ├── NodesMissing             (TimeoutError)       too few nodes connected to the rendezvous
         ├── ParentQuarantined        (RuntimeError)       a commit's parent was quarantined meanwhile
         ├── FolderTaken              (FileExistsError)    a checkpoint's folder is another commit's, or being deleted
@@ -276,7 +276,7 @@ class MachineQuarantined(RunStopped, RuntimeError):
 
 
 class MachineRefused(RunStopped, RuntimeError):
-    """An extension refuses this machine for a run."""
+    """An extension, or a drain file, refuses this machine for a run."""
 
     reason = "machine_refused"
 

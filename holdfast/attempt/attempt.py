@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from holdfast import checkpoint
-from holdfast.attempt.admission import check_machine
+from holdfast.attempt.admission import check_drained, check_machine
 from holdfast.attempt.commits import Proposal, Publish, publish_commit
 from holdfast.attempt.failures import Failures
 from holdfast.attempt.line import Line
@@ -205,7 +205,7 @@ class Attempt:
             NoVerifiedCheckpoint: the run has committed, and none of its checkpoints can be verified.
             RankDied, OutOfMemory: the ranks ended; calling again may help.
             NoProgress: memory ran out twice.
-            MachineRefused: an extension refuses this machine; or an error of the extension.
+            MachineRefused: an extension or a drain file refuses this machine; or an error of the extension.
             RunHeld: the run is held.
             Superseded: the attempt's number is taken.
         """
@@ -228,6 +228,7 @@ class Attempt:
 
     def _build(self) -> Known:
         """Start the ranks, and make `line` and `upkeep`. Return the state of the run that the journal records."""
+        check_drained(self.ranks.config.resume.drain_file)
         check_machine(self.ranks.config)
         signing_key, trusted_keys = load_keys(self.ranks.given)
         config, skip_records = self._read_skips(trusted_keys)

@@ -75,7 +75,7 @@ _ROWS = (
         "the store has quarantined the attempt's machine, because it has computed wrongly",
         MACHINE,
     ),
-    Reason("machine_refused", "an extension refuses the attempt's machine", MACHINE),
+    Reason("machine_refused", "an extension, or a drain file, refuses the attempt's machine", MACHINE),
     Reason("no_progress", "a failure happened again at the same step", FAILURE),
     Reason("store_failed", "the storage refused or failed", FAILURE),
     Reason("stopped", "the attempt ended early for another reason", FAILURE),

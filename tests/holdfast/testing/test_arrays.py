@@ -1,14 +1,16 @@
 """Runs of the array model, in this process: attempt, journal, store and observers are the real ones."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
 
 from holdfast.attempt import AttemptView, Observer, live
+from holdfast.attempt.admission import check_drained
 from holdfast.checkpoint import PAYLOAD, Payload
 from holdfast.config import RunConfig, load_config
-from holdfast.errors import ConfigError, RankDied
+from holdfast.errors import ConfigError, MachineRefused, RankDied
 from holdfast.journal import Commit, Journal
 from holdfast.keeping.verification import verify_run
 from holdfast.proof.prove import prove
@@ -117,3 +119,21 @@ def test_an_attempt_whose_ranks_die_again_and_again_ends_and_the_next_one_contin
 def test_what_the_array_model_cannot_do_is_refused(tmp_path: Path) -> None:
     with array_ranks(), pytest.raises(ConfigError, match="Examine"):
         prove(make_config(tmp_path), 10, 1, 1)
+
+
+def test_a_machine_whose_time_is_over_by_a_drain_file_begins_no_attempt(tmp_path: Path) -> None:
+    drain = tmp_path / "drain"
+    config = make_config(tmp_path, f"resume.drain_file={drain}")
+    drain.touch()
+    with array_ranks():
+        with pytest.raises(MachineRefused, match=r"this machine is drained: \S+/drain exists"):
+            live(config)
+        drain.write_text("3600")
+        os.utime(drain, (0, 0))
+        with pytest.raises(MachineRefused):
+            live(config)
+        assert not journal_of(config).exists()
+        drain.write_text("3600")
+        check_drained(str(drain))
+        drain.unlink()
+        assert live(config).complete
