@@ -5,16 +5,18 @@ import copy
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import yaml
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 from prefect_docker.worker import DockerWorkerJobConfiguration
 
 from deployments import pools
 from deployments.pools import POOLS, await_answer, describe_pools, parse_assignments, set_defaults
-from deployments.setup import PREFECT_FILE, set_store
+from deployments.setup import PREFECT_FILE, restore_schedules, set_store
 from holdfast.errors import ConfigError, RunStopped
 from tasks.server import free_port
 from tests.support.waiting import await_equal
@@ -75,6 +77,41 @@ def test_the_store_reaches_every_deployment_and_schedule() -> None:
                 assert parameters["config"]["store"] == "s3://team/runs"
             elif deployment["name"] in ("audit", "prune") and each is deployment:
                 assert parameters["store"] == "s3://team/runs"
+
+
+def make_schedule(slug: str | None, hour: int, *, is_on: bool) -> DeploymentSchedule:
+    schedule = CronSchedule(cron=f"0 {hour} * * *", timezone="Europe/Berlin")
+    return DeploymentSchedule(id=uuid4(), schedule=schedule, active=is_on, slug=slug, parameters={"hour": hour})
+
+
+def test_schedules_stay_on_or_off_and_a_persons_own_are_added_again() -> None:
+    """`prefect deploy` has replaced the schedules: it has turned them on or off, and has dropped a person's own."""
+    nightly, weekly, same = (make_schedule(slug, 3, is_on=False) for slug in ("nightly", "weekly", "same"))
+    made = [nightly, weekly.model_copy(update={"active": True}), same]
+    turned = nightly.model_copy(update={"id": uuid4(), "active": True})
+    own, named = make_schedule(None, 5, is_on=True), make_schedule("own", 6, is_on=False)
+    deployed = DeploymentResponse(id=uuid4(), name="audit", flow_id=uuid4(), schedules=made, labels={})
+    before = deployed.model_copy(update={"schedules": [turned, weekly, same, own, named]})
+    updated, added = [], []
+
+    class Client:
+        def read_deployment(self, deployment: UUID) -> DeploymentResponse:
+            assert deployment == before.id
+            return deployed
+
+        def update_deployment_schedule(self, deployment: UUID, schedule: UUID, *, active: bool) -> None:
+            updated.append((deployment, schedule, active))
+
+        def request(self, method: str, path: str, path_params: dict[str, str], json: list[dict[str, Any]]) -> None:
+            assert (method, path, path_params) == ("POST", "/deployments/{id}/schedules", {"id": str(before.id)})
+            added.extend(json)
+
+    client: Any = Client()
+    restore_schedules(client, before)
+    assert updated == [(before.id, nightly.id, True), (before.id, weekly.id, False)]
+    found = [(each["schedule"]["cron"], each["active"], each.get("slug"), each["parameters"]["hour"]) for each in added]
+    assert found == [("0 5 * * *", True, None, 5), ("0 6 * * *", False, "own", 6)]
+    assert {each["schedule"]["timezone"] for each in added} == {"Europe/Berlin"}
 
 
 def test_a_server_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
