@@ -13,110 +13,110 @@ CONTEXT = 2
 PAGE = """\
 # Convert your loop
 
-You change a few lines of your training script: at most eight in each of the scripts below, which the tests train and
-kill. The changes are the same in all of them:
+To convert a training script, you change a few lines: at most eight in each of the scripts on this page, which our tests
+train and kill. The changes are the same in all scripts:
 
-1. Put the code into a function with a parameter annotated as `holdfast.Run`. The command `holdfast train` calls it.
-2. Name the state that the next step depends on in `run.keep(...)`: model, optimizer, scheduler, an average, a buffer,
-   a count.
-3. Take the loop's steps from `run.epochs` and `run.batches`, or from `run.steps`: after a kill they begin at the step
-   that the run has reached.
-4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks.
-5. Delete the code that saves and restores: the run does both.
+1. Put the code into a function with a parameter annotated as `holdfast.Run`. The command `holdfast train` calls it. 2.
+   Pass all state that the next step depends on to `run.keep(...)`: model, optimizer, scheduler, an average, a replay
+   buffer, a count. 3. Let the loop iterate over `run.epochs` and `run.batches`, or over `run.steps`: after a kill these
+   continue at the step that the run has reached.
+4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks. 5. Delete the code that saves
+   and restores checkpoints: the run does both.
 
-`holdfast convert train.py` prints these changes, and asks where you have to decide. It reads the script and executes
-none of it. Give it the file that has the loop: modules that the file imports from beside it stay as they are. `--write`
-writes the result beside the script, as `train_held.py` and `train_held.toml`. `--prove` proves it at once, and so names
-the state that the command didn't find. The script's own options follow `--`, as in
-`holdfast convert train.py --prove -- --epochs 3 --device cpu`; the remaining options have their defaults.
+`holdfast convert train.py` prints these changes, and marks the places where you have to decide. The command reads the
+script without executing it. Pass the file that contains the loop; the command doesn't change the modules that this file
+imports. `--write` writes the result as `train_held.py` and `train_held.toml` beside the script. `--prove` also proves
+the result at once, and names state that the command didn't find. Write the script's own options after `--`, as in
+`holdfast convert train.py --prove -- --epochs 3 --device cpu`; the script's other options keep their defaults.
 
-The command follows the script's own functions. It asks about a second loop, about a loop without an end, about state
-that a different function changes, and about variables that a resume inside an epoch begins anew. [Public scripts that
-were tried](#public-scripts) are listed below.
+The command also looks into functions that the script defines. It asks you about a second loop, a loop without an end,
+state that another function changes, and variables that a resume inside an epoch would reset. [Public
+scripts](#public-scripts) lists the scripts that we have tried.
 
-In the diffs, delete the lines that begin with `-` and add those that begin with `+`. The diffs ignore indentation, as
+In a diff, delete the lines that begin with `-`, and add the lines that begin with `+`. The diffs ignore indentation, as
 `git diff -w` does.
 
 ## An epoch loop
 
-This script has the usual loop: epochs, batches of a `DataLoader`, a scheduler, an evaluation after each epoch. It
-distills a large model into a small one. The whole scripts are
+This script distills a large model into a small model. It has the usual loop: epochs, batches of a `DataLoader`, a
+scheduler, an evaluation after each epoch. The whole scripts are
 [before/distillation.py](../tests/foreign/before/distillation.py) and
 [after/distillation.py](../tests/foreign/after/distillation.py).
 
 {distillation}
 
-The script has its step count and its best accuracy in a dict, `progress`, so the run can keep both. A plain local
+The script stores its step count and its best accuracy in a dict, `progress`, so the run can keep both. A plain local
 variable, such as `best = 0.0`, would be reset in each new process. [your-own-loop.md](your-own-loop.md#what-to-write)
 lists the forms of state that a run can keep.
 
 ## What else an epoch loop has
 
 - **A number of epochs.** Set `epochs` in the configuration, and delete the script's own number. Where the script reads
-  it, write `run.config.epochs`. A scheduler's own length, such as `T_max`, stays in the script as a number.
+  this number, write `run.config.epochs`. Leave a scheduler's own length, such as `T_max`, as a number in the script.
 - **A schedule with an end,** such as `OneCycleLR`. You can't lengthen a run beyond this end by raising `epochs`: the
   schedule is part of the run's state, and `OneCycleLR` raises an error after its last step. To train further, begin a
   new run from the weights, with a cycle of its own: `holdfast train train.toml --set run=second
   --set init_from.run=first`.
-- **`SummaryWriter` or `wandb.init`.** Delete them, call `run.log(...)`, and write `sinks = ["tensorboard"]` or
-  `sinks = ["wandb"]` under `[log]` in the configuration. Otherwise each resume, and each process of a rehearsal and of
-  `prove`, begins a new file or a new run there. [metrics.md](metrics.md) shows the sinks.
+- **`SummaryWriter` or `wandb.init`.** Delete them, call `run.log(...)`, and write `sinks = ["tensorboard"]` or `sinks =
+  ["wandb"]` under `[log]` in the configuration. Otherwise each resume, and each process of a [rehearsal](concepts.md)
+  and of `prove`, begins a new file or a new W&B run. [metrics.md](metrics.md) shows the sinks.
 - **A validation that chooses the best weights.** Write a function `validate` that takes the model and returns numbers
   by name, such as `{{"accuracy": 0.97}}`. Call `run.observe(evaluate=validate)` before the loop. The run then calls
   `validate` after each epoch, in `eval()` mode and without gradients, and stores its numbers in the commit.
 - **`torch.save` of the best weights.** Write `keep_best = {{ metric = "accuracy", mode = "max" }}` under `[retention]`.
-  The metric must be one that `validate` returns: a metric that only the loop logs is refused, at the latest at the end
-  of the first epoch. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's numbers,
-  and `holdfast export first best best.pt --form torch` writes the best weights. If you keep several modules, add
-  `--part student`: the file then has the names that `student.load_state_dict` expects, without the prefix `student.`
+  `validate` must return this metric: a metric that only the loop logs is refused at the end of the first epoch, or
+  earlier. `holdfast show first` names the best commit, `holdfast watch first` lists each commit's numbers, and
+  `holdfast export first best best.pt --form torch` writes the best weights. If you keep several modules, add `--part
+  student`: the file then has the names that `student.load_state_dict` expects, without the prefix `student.`
 - **Other files that the script writes.** Expect them to be written more than once: a resume and a
   [rehearsal](../holdfast/RESUME.md#a-rehearsal) repeat some steps, and `prove` runs the script in the current folder.
-- **An index of the batches.** Write `enumerate(run.batches(), run.batch_number)`. Without `run.batch_number` the index
+- **An index of the batches.** Write `enumerate(run.batches(), run.batch_number)`. Without `run.batch_number`, the index
   begins at 0 again after a resume inside an epoch.
 - **A sum over an epoch that the script prints,** such as `total += loss.item()`. After a resume inside an epoch a local
-  `total` begins at 0, so the printed number is of the later batches only. Put the sum into a dict that you pass to
-  `run.keep`, and set it to 0 at the epoch's beginning. Or call `run.log(loss=loss)`: the run prints the right mean.
-- **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
-- **A notebook.** A rank is another process and can't import a cell. Begin the cell with `%%writefile train.py`, and
-  run `!holdfast train train.toml`.
+  `total` begins at 0, so the script prints only the sum of the later batches. Put the sum into a dict that you pass to
+  `run.keep`, and set it to 0 at the epoch's beginning. Or call `run.log(loss=loss)`: the run then prints the right
+  mean.
+- **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function. - **A
+  notebook.** Holdfast trains in a separate process, which can't import a cell. Begin the cell with `%%writefile
+  train.py`, and run `!holdfast train train.toml`.
 - **`print`.** The output goes to `logs/<run>/attempt-<number>.log`.
 
 ## nanoGPT
 
-This script has no function and no loader: it draws its batches at random, and draws the next batch ahead. So
-`run.steps(per_epoch=...)` counts the steps, and `run.keep` names the batch that was drawn ahead. The whole scripts are
-[plain/language_model.py](../examples/gallery/plain/language_model.py) and
+This script has no training function and no `DataLoader`: it draws its batches at random, the next batch one step ahead.
+So `run.steps(per_epoch=...)` counts the steps, and `run.keep` keeps the batch that was drawn ahead. The whole scripts
+are [plain/language_model.py](../examples/gallery/plain/language_model.py) and
 [language_model.py](../examples/gallery/language_model.py).
 
 {language_model}
 
 ## A Hugging Face Trainer
 
-The Trainer keeps its loop; one call replaces `trainer.train()`. You name only state that the Trainer doesn't know, such
-as the generator of a custom collator. The whole scripts are
+The Trainer runs its own loop; one call replaces `trainer.train()`. Pass to `run.keep` only state that the Trainer
+doesn't know, such as the random generator of a custom collator. The whole scripts are
 [before/trainer_script.py](../tests/foreign/before/trainer_script.py) and
 [after/trainer_script.py](../tests/foreign/after/trainer_script.py).
 
 {trainer_script}
 
-[trainer.md](trainer.md) lists what the Trainer keeps by itself, and which options are refused.
+[trainer.md](trainer.md) lists the state that Holdfast saves for a Trainer by itself, and the options that are refused.
 
 ## Public scripts
 
-`holdfast convert` was tried on 23 public training scripts as they stand, and `prove` killed the results twice, on a
-CPU. The data was small and made up: random images in the files of MNIST, EMNIST and CIFAR-10, invented words and
-names, a sine for the forecast, a BERT of one layer. Modules beside a script had stand-ins where they were missing:
-pytorch-cifar's models, the corpus reader of `language_model`, a metric for accelerate's scripts.
+We have tried `holdfast convert` on 23 public training scripts, unchanged, and `prove` killed each result twice, on a
+CPU. The data was small and made up: random images in the files of MNIST, EMNIST and CIFAR-10, invented words and names,
+a sine for the forecast, a BERT of one layer. We replaced modules that were missing beside a script: pytorch-cifar's
+models, the corpus reader of `language_model`, a metric for accelerate's scripts.
 
-- **Proved without a hand: 10.** pytorch/examples `mnist`, `vae` and `mnist_rnn`; yunjey/pytorch-tutorial
-  `generative_adversarial_network` and `language_model`; `main.py` of a fork of kuangliu/pytorch-cifar;
-  ng-video-lecture `bigram.py`; pytorch_warmup `emnist` and `cifar10`; schedulefree `mnist`.
-- **Proved with options that the script needs here, such as `--device cpu`: 7.** pytorch/examples
-  `time_sequence_prediction`; accelerate `test_checkpointing.py` and `test_performance.py`; cleanrl `dqn.py`; opacus
-  `mnist`, `dcgan` and `char-lstm-classification`, with `--disable-dp`.
-- **Proved after one hint: 5.** pytorch/examples `reinforce.py`, and cleanrl `ppo.py`, `ppo_continuous_action.py`,
-  `rpo_continuous_action.py` and `ddpg_continuous_action.py`. The environments of their gym versions need
-  `leave_out=["_cached_spec"]` or `leave_out=["_actions"]`.
+- **Proved without any edit: 10.** pytorch/examples `mnist`, `vae` and `mnist_rnn`; yunjey/pytorch-tutorial
+  `generative_adversarial_network` and `language_model`; `main.py` of a fork of kuangliu/pytorch-cifar; ng-video-lecture
+  `bigram.py`; pytorch_warmup `emnist` and `cifar10`; schedulefree `mnist`. - **Proved with options that the script
+  needs on this machine, such as `--device cpu`: 7.** pytorch/examples `time_sequence_prediction`; accelerate
+  `test_checkpointing.py` and `test_performance.py`; cleanrl `dqn.py`; opacus `mnist`, `dcgan` and
+  `char-lstm-classification`, with `--disable-dp`. - **Proved after we had followed one hint: 5.** pytorch/examples
+  `reinforce.py`, and cleanrl `ppo.py`, `ppo_continuous_action.py`, `rpo_continuous_action.py` and
+  `ddpg_continuous_action.py`. The environments of their gym versions need `leave_out=["_cached_spec"]` or
+  `leave_out=["_actions"]`.
 - **Refused by `convert`: 1.** pytorch/examples `mnist_forward_forward`, where each layer trains itself in a loop of its
   own.
 
@@ -139,12 +139,12 @@ holdfast train train.toml
 ```
 
 `prove` trains the first steps twice, once straight and once with kills, and compares the bytes. If you forgot to keep
-some state, `prove` names the object and its line. Read on in [your-own-loop.md](your-own-loop.md).
+some state, `prove` names the object and its line. [your-own-loop.md](your-own-loop.md) describes loops in detail.
 
-[gallery.md](gallery.md) shows eight more scripts, each with its diff, its kill and its resume: images, diffusion,
-peft, contrastive text, a graph, SAC, Lightning. [tests/foreign](../tests/foreign) has further pairs: accelerate, GANs,
-momentum contrast, PPO, and TRL's `SFTTrainer`. `make docs` makes the diffs on this page from the pairs; a test
-compares.
+[gallery.md](gallery.md) shows eight scripts in the same way, for images, diffusion, peft, contrastive text, a graph,
+SAC and Lightning. [tests/foreign](../tests/foreign) contains further scripts before and after their conversion:
+accelerate, GANs, momentum contrast, PPO, and TRL's `SFTTrainer`. `make docs` generates the diffs on this page from
+these scripts.
 """
 
 

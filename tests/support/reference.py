@@ -117,25 +117,28 @@ def spell_prose(text: str) -> str:
 
 # Each variable of ours: what it does.
 SET_BY_YOU = {
-    "HOLDFAST_ALLOWED_RECIPES": "the recipes that runs on this machine may train: module paths, recipes, files and "
-    "folders, separated by commas. If unset, all are allowed; if empty, none. "
+    "HOLDFAST_ALLOWED_RECIPES": "the recipes that runs on this machine may train: modules, recipes, files and "
+    "folders, separated by commas. If the variable is unset, all recipes are allowed; if it is empty, none is. "
     "[SECURITY.md](../SECURITY.md#who-can-run-code) has an example",
     "HOLDFAST_ALLOWED_STORES": "the stores that runs on this machine may use: folders and URLs, separated by "
     "commas. [adding-a-store.md](adding-a-store.md) has an example",
-    "HOLDFAST_HOST": "a different name for this machine in records of attempts and audits, such as a pod's node: "
-    "[trust.md](trust.md#which-machine-it-was)",
-    "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a flow run, from 1 to 10, by default 3. Set the "
-    "same value for `make up` or `deployments.setup`, and for all workers: [operating.md](operating.md#a-fleet)",
-    "HOLDFAST_NODE": "the number of this node, from 0, if neither Slurm nor Kubernetes sets one: [nodes.md](nodes.md)",
+    "HOLDFAST_HOST": "the name of this machine in the records of runs, in place of its host name; in a pod, for "
+    "example, the name of the node: [trust.md](trust.md#which-machine-it-was)",
+    "HOLDFAST_HEARTBEAT_S": "the seconds between two heartbeats of a Prefect flow run, from 1 to 10, by default 3. "
+    "Set the same value for `make up` or `deployments.setup`, and for all workers: "
+    "[operating.md](operating.md#a-fleet)",
+    "HOLDFAST_NODE": "the number of this machine (node) in a run on several machines, from 0, if neither Slurm nor "
+    "Kubernetes sets the number: [nodes.md](nodes.md)",
     "HOLDFAST_SERVER_LINGERS_S": "for how many seconds the temporary Prefect server of a command waits for the next "
     "command, by default 180. With 0 the server ends with its command",
-    "HOLDFAST_STATE": "the folder of `make up`: its database, secret and logs. By default `~/.local/state/holdfast`",
+    "HOLDFAST_STATE": "the folder in which `make up` stores its database, secret and logs; by default "
+    "`~/.local/state/holdfast`",
     "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
     "`priority`, `pinning`. Use it to find the cause of a problem, or to measure a gain: "
     "[performance.md](performance.md)",
 }
 SET_FOR_TESTS = {
-    "HOLDFAST_EXAMPLES": "the number of random lives of a run that the tests try; `make soak` sets it",
+    "HOLDFAST_EXAMPLES": "how many random sequences of kills and restarts the tests try; `make soak` sets it",
     "HOLDFAST_FAULT": "a point of the code at which a process kills itself; `holdfast.testing.faults.fault` "
     "returns it ([api.md](api.md#fault))",
     "HOLDFAST_FLIP": "a rank whose self-test fails; `holdfast.testing.faults.flip` returns it ([api.md](api.md#flip))",
@@ -149,37 +152,37 @@ SET_FOR_TESTS = {
 SET_BY_HOLDFAST = {
     "HOLDFAST_ATTEMPT": "the process id of the attempt that has started the ranks. With this id the next attempt finds "
     "ranks whose attempt has died",
-    "HOLDFAST_BESIDE": "the process id of the attempt, for ranks that another launcher has started",
+    "HOLDFAST_BESIDE": "the process id of the attempt, in ranks that torchrun, accelerate or srun has started",
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
-    "HOLDFAST_CONFIG": "the configuration of ranks and of metric sinks, as JSON",
+    "HOLDFAST_CONFIG": "the run's configuration as JSON, for ranks and metric sinks",
     "HOLDFAST_MEETING": "the file in memory through which several ranks of one machine find each other",
-    "HOLDFAST_DOOR": "the descriptor of the socket at which another launcher's ranks connect to the attempt, and "
-    "the process id of the first of these ranks: [launchers.md](launchers.md)",
-    "HOLDFAST_END": "the pipe from which another launcher's rank reads the attempt's exit code",
-    "HOLDFAST_GPU": "the GPU of a worker that `make up GPUS=...` has started, and of the worker's processes",
+    "HOLDFAST_DOOR": "the file descriptor of the socket at which ranks that [another launcher](launchers.md) has "
+    "started connect to the attempt, and the process id of the first of these ranks",
+    "HOLDFAST_END": "the pipe from which a rank that another launcher has started reads the attempt's exit code",
+    "HOLDFAST_GPU": "the GPU that a worker of `make up GPUS=...`, and all of the worker's processes, use",
     "HOLDFAST_HEARTBEATS": "the file into which ranks write their step, so that their attempt sees their progress",
-    "HOLDFAST_HELD": "1 in ranks that wait for an order before they build the recipe",
+    "HOLDFAST_HELD": "1 in ranks that were started early, and wait before they build the recipe",
     "HOLDFAST_LAUNCHER": "the process id of the launcher, if another launcher has started the ranks",
-    "HOLDFAST_LIVED": "the file with the trail of the steps that aren't committed yet",
+    "HOLDFAST_LIVED": "the file with the log of the steps that aren't committed yet",
     "HOLDFAST_LONGEST_EPOCH": "the maximum number of steps of an epoch in a proof; longer epochs are shortened",
     "HOLDFAST_PATIENCE": "the factor by which the time limits for hanging ranks are multiplied",
-    "HOLDFAST_RANKS": "the mark by which an attempt finds its ranks",
+    "HOLDFAST_RANKS": "a text by which an attempt recognizes its own ranks",
 }
 OF_OTHERS = {
     "CUDA_DEVICE_ORDER": "`PCI_BUS_ID` numbers GPUs of several models as `nvidia-smi` does; without it a run that "
     "finds several models checks all of them",
     "CUDA_VISIBLE_DEVICES": "the GPUs that a run may take",
-    "GLOO_SOCKET_IFNAME": "the network interface of ranks on several nodes; Holdfast sets it, and "
-    "`NCCL_SOCKET_IFNAME`, if you don't",
-    "GROUP_RANK": "the number of a rank's node. torchrun sets this variable with `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
-    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. Holdfast hides these variables of an outer launcher from its "
-    "ranks",
+    "GLOO_SOCKET_IFNAME": "the network interface for training on several machines; if you don't set this variable, "
+    "Holdfast sets it and `NCCL_SOCKET_IFNAME`",
+    "GROUP_RANK": "the number of a rank's machine. torchrun sets this variable, and `GROUP_WORLD_SIZE`, `LOCAL_RANK`, "
+    "`LOCAL_WORLD_SIZE`, `RANK` and `WORLD_SIZE`. If you start `holdfast train` under a launcher that sets them, "
+    "Holdfast hides them from its ranks",
     "JOB_COMPLETION_INDEX": "the number of this node, in an indexed Job of Kubernetes",
     "KUBERNETES_SERVICE_HOST": "the address of the cluster's API, in a pod; `KUBERNETES_SERVICE_PORT` is its port: "
     "[kubernetes.md](kubernetes.md)",
-    "MASTER_ADDR": "the address at which another launcher's ranks connect; `MASTER_PORT` is its port: "
-    "[launchers.md](launchers.md)",
-    "NO_PROXY": "hosts to contact without a proxy, as in `no_proxy`; `make up` adds this machine",
+    "MASTER_ADDR": "the address at which ranks that torchrun, accelerate or srun has started connect; `MASTER_PORT` "
+    "is the port: [launchers.md](launchers.md)",
+    "NO_PROXY": "hosts to contact without a proxy; `make up` adds this machine",
     "PAGER": "the program with which `holdfast docs` shows a page, by default `less`",
     "POD_NAME": "the name of the attempt's own pod, from the pod's manifest: [kubernetes.md](kubernetes.md)",
     "PREFECT_API_URL": "the URL of Prefect's server; `PREFECT_API_AUTH_STRING` is its secret: "
@@ -189,13 +192,12 @@ OF_OTHERS = {
     "SLURM_JOB_ID": "the number of the Slurm job. Holdfast also reads `SLURM_RESTART_COUNT`, and for an array "
     "`SLURM_ARRAY_JOB_ID` and `SLURM_ARRAY_TASK_ID`: [slurm.md](slurm.md)",
     "SLURM_NODEID": "the number of this node, in a job of Slurm",
-    "SLURM_PROCID": "the number of a task of `srun`; `SLURM_LOCALID` is its number on the node: "
+    "SLURM_PROCID": "the number of a task of `srun`; `SLURM_LOCALID` is the task's number on its node: "
     "[launchers.md](launchers.md)",
-    "SLURM_STEP_ID": "the number of the step of srun; `SLURM_STEP_NUM_NODES` and `SLURM_STEP_TASKS_PER_NODE` are "
-    "its size: "
-    "[slurm.md](slurm.md)",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "whether ranks of one machine end when NCCL fails; by default "
-    "Holdfast sets 1, as torchrun does",
+    "SLURM_STEP_ID": "the number of the job step that srun has started; `SLURM_STEP_NUM_NODES` and "
+    "`SLURM_STEP_TASKS_PER_NODE` are the step's size: [slurm.md](slurm.md)",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "whether a rank ends when NCCL fails; by default Holdfast sets 1 for ranks of "
+    "one machine, as torchrun does",
     "STORAGE_EMULATOR_HOST": "an emulator that replaces Google Cloud Storage; Holdfast then uses no credentials",
 }
 
@@ -216,9 +218,9 @@ variable of any name: see `env:NAME` in [configuration.md](configuration.md).
 
 {others}
 
-The following variables select kernels, and so change bits. A checkpoint records them, `holdfast doctor RUN` compares
-them with this machine's, and `determinism.mode = "strict"` sets some of them for the ranks
-([RESUME.md](../holdfast/RESUME.md#determinism)):
+The following variables select the kernels that compute, and so they can change bits. A checkpoint records them,
+`holdfast doctor RUN` compares them with those of this machine, and `determinism.mode = "strict"` sets some of them for
+the ranks ([RESUME.md](../holdfast/RESUME.md#determinism)):
 
 {bits}
 
@@ -232,7 +234,7 @@ Holdfast sets these variables for its own processes. Don't set them yourself.
 
 {internal}
 
-A test checks that this page lists every variable of the code.
+This page lists every variable: a test compares it with the code.
 """
 
 
