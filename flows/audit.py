@@ -62,7 +62,7 @@ def audit(
         commits: How many commits of each run to audit, chosen at random. A run with fewer commits is audited whole.
         share: If above 0, it decides instead of `commits`: all audits of a run together may take this fraction of the
             run's training time, such as 0.01. The newest commit that isn't certified comes first, then others at
-            random. An unused part of the share remains for the next audit.
+            random. Unused time remains for later audits.
         seed: The seed of these random choices; by default a new one each time. The audits' records contain it.
         runs: How many runs of the store to audit, chosen at random; by default all.
         run: The only run to audit.

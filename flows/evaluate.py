@@ -21,7 +21,7 @@ log = logging.getLogger("holdfast.evaluate")
 
 @served_flow(name="evaluate", flow_run_name="evaluate {run}", retries=0, persist_result=False)
 def evaluate(store: str, run: str, commit: str = "", config: str = "") -> Evaluation:
-    """Restore a checkpoint as training does, through the gate, and evaluate it. Change nothing on the store.
+    """Restore a checkpoint with the checks that training makes, and evaluate it. Change nothing on the store.
 
     Args:
         store: The folder, or URL of a bucket's folder, that holds the run.

@@ -125,7 +125,7 @@ class CheckpointDamaged(Damage, ValueError):
 
 
 class RecordDamaged(Damage, ValueError):
-    """A journal record can't be read."""
+    """A record of the run can't be read."""
 
 
 class NoVerifiedCheckpoint(Damage, RuntimeError):
@@ -133,7 +133,7 @@ class NoVerifiedCheckpoint(Damage, RuntimeError):
 
 
 class NotTrusted(Damage, PermissionError):
-    """No trusted key signed a commit or a receipt, or a receipt isn't what the run's store has."""
+    """No trusted key signed a commit or a receipt, or a receipt doesn't match the run's store."""
 
 
 class GateTripped(Damage, RuntimeError):

@@ -22,12 +22,12 @@ COMMANDS = (
     Command(
         "evaluate",
         "holdfast.cli.proving:evaluate_command",
-        "Restore a checkpoint as training does, through the gate, and evaluate it.",
+        "Restore a checkpoint with the checks that training makes, and evaluate it.",
     ),
     Command(
         "export",
         "holdfast.cli.keeping:export_weights",
-        "Write a checkpoint's weights, verified, for other tools. Equal weights give equal files, on every machine.",
+        "Write a checkpoint's weights, verified, for other tools. Equal weights make equal files, on every machine.",
         usage="holdfast export RUN [COMMIT] OUT [--form FORM] [--part PART]",
     ),
     Command(
@@ -63,7 +63,7 @@ COMMANDS = (
     Command(
         "quarantine",
         "holdfast.cli.keeping:quarantine",
-        "Never use a checkpoint again: the run continues from the one before.",
+        "Never use a checkpoint again: the run continues from the previous checkpoint.",
     ),
     Command(
         "show",

@@ -66,7 +66,7 @@ def pin(run: str, commit: str, /, *, off: Flag = False) -> None:
 
 
 def quarantine(run: str, commit: str, reason: str, /) -> None:
-    """Never use a checkpoint again: the run continues from the one before.
+    """Never use a checkpoint again: the run continues from the previous checkpoint.
 
     Args:
         run: <store>/<run>.
@@ -134,7 +134,7 @@ def _open_commit(run: str, commit: str) -> tuple[Journal, Commit]:
 def export_weights(
     run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT")], form: Form = "safetensors", part: str = ""
 ) -> None:
-    """Write a checkpoint's weights, verified, for other tools. Equal weights give equal files, on every machine.
+    """Write a checkpoint's weights, verified, for other tools. Equal weights make equal files, on every machine.
 
     Args:
         run: <store>/<run>.

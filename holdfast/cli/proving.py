@@ -39,8 +39,8 @@ def prove_command(
 ) -> int:
     """Train a run's first steps twice, straight and killed, and compare the bytes. Keep neither run.
 
-    A proof has shorter epochs than the run, and more of them, so that its few steps cross an epoch's end: what it
-    didn't reach is listed. --whole trains the run's own epochs, all of them, twice.
+    A proof shortens the run's epochs, so that its few steps cross an epoch's end, and lists what it didn't reach. With
+    --whole it trains the whole run twice, with the run's own epochs.
 
     The exit code is 0 if the bytes are equal, and 2 if they differ.
 
@@ -113,16 +113,16 @@ def audit_command(
         random: Audit this many commits instead, chosen at random.
         share: Spend at most this fraction of the run's training time on audits, such as 0.01; earlier audits count,
             too. The first audit is that of the newest commit that no different host has certified; the others are
-            random. An unused part of the time remains for the next audit.
+            random. Unused time remains for later audits.
         seed: The seed of the random choice; by default a new one each time. The audits' records contain it.
-        ranks: The number of ranks that train again; by default those of the run. A different number needs virtual
-            ranks.
+        ranks: The number of ranks (training processes) of the audit; by default that of the run. A different number
+            needs virtual ranks.
         on_fault: What to do if the audits name a machine that computes wrongly. record: only record the verdict.
             rollback: also quarantine the machine's first commit that no audit certifies, and all later commits, so that
             the run continues from the commit before. stop: hold the run: a live attempt ends at its next commit, and no
             new attempt begins until holdfast release.
-        receipt: A file of holdfast receipt: check that the run has its chain of commits, and train chunks of this chain
-            again: 3, or the number that --random gives. Each must end on the same bytes.
+        receipt: A file that holdfast receipt has written: check that the run has the commits that the receipt lists,
+            and train 3 of their chunks again, or as many as --random says. Each must end with the same bytes.
         key: A trusted public key for the receipt: a PEM file, or env:NAME.
         set_: key=value: change a setting of your configuration.
         recipe: The recipe to use instead of the recorded one, as in a configuration. By default the recorded recipe is
@@ -209,7 +209,7 @@ def evaluate_command(
     trust_records: TrustRecords = False,
     json: Json = False,
 ) -> None:
-    """Restore a checkpoint as training does, through the gate, and evaluate it.
+    """Restore a checkpoint with the checks that training makes, and evaluate it.
 
     Args:
         run: <store>/<run>; or the TOML file of your configuration of the run. Recipe, data, store and settings then

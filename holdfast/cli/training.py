@@ -23,7 +23,7 @@ Observers = Annotated[list[str] | None, Parameter(name="--observer", negative=""
 def train_command(config: Path, /, *, set_: Set = None, observer: Observers = None, json: Json = False) -> None:
     """Train a run, or continue it from its last verified checkpoint, in this process and without Prefect.
 
-    Killed at any moment, the same command finishes the run on the same bytes. With several nodes the command on node 0
+    If it is killed, the same command continues the run, to the same bytes. With several nodes the command on node 0
     trains the run, and the same command on each other node runs ranks for it.
 
     Args:

@@ -10,7 +10,7 @@ from holdfast.proof.result import Proof
 def assert_resumes(
     config: RunConfig | str | Path, *, kills: int = 3, steps: int = 20, seed: int | None = None
 ) -> Proof:
-    """Assert that a killed and resumed run ends on the same bytes as a run that was never killed.
+    """Assert that a killed and resumed run ends with the same bytes as a run that was never killed.
 
     The first steps are trained twice in a temporary folder, as by `holdfast prove`; no server is needed. If the
     assertion fails, its message names the first step that differs, and any state that isn't registered for saving.

@@ -68,16 +68,16 @@ ENTRIES = [
         """\
 A small residual network learns four shapes, as in torchvision's reference script: random crops and flips, label
 smoothing, a warmup and a cosine, an average of the weights (EMA), and an evaluation after each epoch. The crops draw
-random numbers for each sample. Holdfast seeds these by the batch's number, so that neither a kill nor loader workers
-change a sample; only here do the weights differ from those of the plain script.""",
+random numbers for each sample. Holdfast seeds them by the batch's number, so that neither a kill nor loader workers
+change a sample. So in this script alone, the weights differ from those of the script without Holdfast.""",
         kill=121,
     ),
     Entry(
         "language_model",
         "Language model",
         """\
-A small GPT learns a tune, as in nanoGPT's script: batches from a memory-mapped file, gradient accumulation, and a
-batch that is drawn ahead. The run keeps that batch, because the next step trains on it.""",
+A small GPT learns a tune. As in nanoGPT's script, the batches come from a memory-mapped file, gradients are
+accumulated, and the next batch is drawn ahead. The run keeps this batch, because the next step trains on it.""",
         kill=133,
     ),
     Entry(
@@ -85,7 +85,7 @@ batch that is drawn ahead. The run keeps that batch, because the next step train
         "Diffusion",
         """\
 A denoising diffusion model (DDPM) learns points on a spiral. The script's own class averages the weights, and every
-tenth epoch draws samples with the average. The class has `state_dict`, so `run.keep` takes it as it is.""",
+tenth epoch the script draws samples with the average. The class has `state_dict`, so `run.keep` accepts it.""",
         kill=171,
     ),
     Entry(
@@ -103,7 +103,7 @@ called once, when the run is complete, and writes the adapters that the script w
         "Contrastive text",
         """\
 Two encoders learn by InfoNCE that a question's answer is nearer than all other answers of the batch. The temperature
-is a parameter of the model. The dict `best` has the best recall so far, and is kept.""",
+is a parameter of the model. The run also keeps the dict `best`, which contains the best recall so far.""",
         kill=150,
     ),
     Entry(
@@ -118,9 +118,9 @@ is one batch, so there is no loader: `run.steps(per_epoch=20)` counts the steps.
         "soft_actor_critic",
         "Soft actor-critic",
         """\
-SAC learns to swing up a pendulum of gymnasium, as in cleanrl's script. The kill comes in the middle of an episode:
-the run keeps the environment, the replay buffer of stable-baselines3, and the observation with which the next step
-begins. [reinforcement-learning.md](reinforcement-learning.md) explains what a run keeps of an environment.""",
+SAC learns to swing up gymnasium's pendulum, as in cleanrl's script. SIGKILL ends the run in the middle of an episode.
+To continue there, the run keeps the environment, the replay buffer of stable-baselines3, and the observation with
+which the next step begins. [reinforcement-learning.md](reinforcement-learning.md) explains what a run keeps of an environment.""",
         kill=1130,
         plotted=("episodic_return", "return of an episode"),
         needs=("gymnasium", "stable_baselines3"),
@@ -131,8 +131,8 @@ begins. [reinforcement-learning.md](reinforcement-learning.md) explains what a r
         "A LightningModule",
         """\
 Lightning's Trainer keeps its loop, its callbacks and its logger; one call replaces `trainer.fit`. Gradients are
-accumulated over two batches. The module weighs a loss by the last eight losses, so the run keeps these, too.
-[lightning.md](lightning.md) lists what Lightning keeps by itself.""",
+accumulated over two batches. The module weighs a loss by the last eight losses, so the run keeps these losses, too.
+[lightning.md](lightning.md) lists the state that is saved without your help.""",
         kill=203,
         needs=("lightning",),
         late=("lightning", "torchmetrics"),
@@ -142,20 +142,20 @@ accumulated over two batches. The module weighs a loss by the last eight losses,
 PAGE = """\
 # Gallery
 
-Eight training scripts of different fields, each without and with Holdfast. You see the lines that change, a run that
-SIGKILL ends in the middle of a chunk, and the same command that continues it. The data are made by the scripts; nothing
-is downloaded.
+Eight training scripts from different fields, each without and with Holdfast. For each script you see the lines that
+change, a run that SIGKILL ends between two checkpoints, and the same command, which continues the run. The scripts
+generate their data; nothing is downloaded.
 
 | script | changed lines | steps | needs |
 |---|---|---|---|
 {rows}
 
-Each killed run below ended on the bytes of a run that was never killed. The tests kill once and stop once a shorter run
-of each script, with a rehearsal at every checkpoint, and compare the bytes in the same way. Except where a section says
-otherwise, the weights of these runs equal the weights of the script without Holdfast, bit for bit.
+Each killed run below ended with the same bytes as a run that was never killed. For a shorter run of each script, the
+tests kill the run once, stop it once, and compare the bytes in the same way. Except where a section says otherwise, the
+weights of these runs equal the weights of the script without Holdfast, bit for bit.
 
-To try one, clone the repository, call `make setup`, and start the command that its section shows. Kill it in any way,
-and start it again.
+To try a script, clone the repository, call `make setup`, and start the command that the script's section shows. Kill
+the command in any way, and start it again.
 
 In the pictures the killed run is blue up to its last checkpoint, and orange from there on.
 

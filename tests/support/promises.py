@@ -4,7 +4,7 @@
 """
 
 PROMISES = {
-    "a run whose command, training process or both are killed ends on the same bytes": (
+    "a run whose command, training process or both are killed ends with the same bytes": (
         "flows/test_killed_anywhere.py::test_a_run_survives_kills_at_random_moments[0-self]",
         "flows/test_killed_anywhere.py::test_a_run_survives_kills_at_random_moments[0-rank]",
         "flows/test_killed_anywhere.py::test_a_flow_survives_kills_at_random_moments",

@@ -260,9 +260,9 @@ ERRORS = """\
 
 | code | meaning |
 |---|---|
-| 0 | all is good |
+| 0 | success |
 {codes}
-| 130, 143 | Ctrl-C (130), or SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP (143), stopped it after a save; continue as after 3 |
+| 130, 143 | the run was stopped by Ctrl-C (130), or by SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP (143), and has saved |
 
 A command that compares exits with 2 if it finds a difference: [commands.md](commands.md).
 
@@ -270,8 +270,8 @@ A command that compares exits with 2 if it finds a difference: [commands.md](com
 
 Each attempt records the reason why it ended;
 [troubleshooting.md](troubleshooting.md#what-to-do-when-an-attempt-ends) tells you what to do for each. `holdfast train`
-is one attempt, and exits with the *exit code*. On a pool *another attempt* may follow, as often as the named setting of
-`[supervision]` allows.
+is one attempt, and exits with the *exit code*. On a Prefect work pool *another attempt* may follow, as often as the
+setting of `[supervision]` in this column allows.
 
 | reason | what happened | another attempt | exit code | in Prefect's UI |
 |---|---|---|---|---|
@@ -280,7 +280,8 @@ is one attempt, and exits with the *exit code*. On a pool *another attempt* may 
 ## Errors
 
 Every error is a class of `holdfast.errors`, and inherits from the builtin error in the column *is also*. *Retried*: the
-same attempt tries again with new ranks. [messages.md](messages.md) lists the messages of each error.
+same attempt tries again with new training processes (ranks). [messages.md](messages.md) lists the messages of each
+error.
 
 | error | is also | exit code | retried | ends an attempt as | meaning |
 |---|---|---|---|---|---|

@@ -8,7 +8,7 @@ extension = Extension(
         Command(
             "compare",
             "holdfast.extensions.compare.command:compare_command",
-            "Tell whether two runs are the same training. Show their first difference and its most likely cause.",
+            "Find out whether two runs trained the same. Show their first difference and its most likely cause.",
             usage="holdfast compare RUN OTHER [OPTIONS]",
         ),
     ),

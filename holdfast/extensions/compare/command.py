@@ -29,7 +29,7 @@ def compare_command(
     trust_records: TrustRecords = False,
     json: Json = False,
 ) -> int:
-    """Tell whether two runs are the same training. Show their first difference and its most likely cause.
+    """Find out whether two runs trained the same. Show their first difference and its most likely cause.
 
     Compare content ids at the steps at which both have a checkpoint, the trails at every step, and then the records of
     settings, code, data, packages and machine.

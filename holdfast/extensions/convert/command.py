@@ -19,7 +19,7 @@ def convert_command(script: Path, /, *arguments: str, line: int = 0, write: bool
 
     The command reads the script and executes none of it. The command finds the loop that trains, also inside
     functions of the script. In the new loop the run counts the epochs and batches, and keeps the objects and variables
-    that the next step needs. Code that saves and restores is deleted. What it doesn't understand stays as it is. The
+    that the next step needs. Code that saves and restores is deleted. Code that it doesn't understand stays. The
     exit code is 1 if there is no such loop.
 
     Args:

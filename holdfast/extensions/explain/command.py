@@ -20,8 +20,8 @@ def explain_command(
 ) -> int:
     """Train a step again and say why its loss has jumped: the machine, the data, or an update that was too large.
 
-    The training begins with a checkpoint before the step, and nothing is written. The exit code is 2 if the step gives
-    different bits than on record, and 0 otherwise.
+    The training begins with a checkpoint before the step, and nothing is written. The exit code is 2 if the step's
+    bits differ from the recorded bits, and 0 otherwise.
 
     Args:
         run: <store>/<run>; or the TOML file of your configuration of the run. Recipe, data, store and settings then

@@ -8,7 +8,7 @@ extension = Extension(
         Command(
             "pack",
             "holdfast.extensions.pack.command:pack_command",
-            "Write a checkpoint into one tar file. Equal checkpoints give equal files, on every machine.",
+            "Write a checkpoint into one tar file. Equal checkpoints make equal files, on every machine.",
             usage="holdfast pack RUN [COMMIT] OUT.tar",
         ),
         Command(

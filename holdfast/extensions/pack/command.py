@@ -15,7 +15,7 @@ from holdfast.terminal.options import split_out
 
 
 def pack_command(run: str, /, *what: Annotated[str, Parameter(name="[COMMIT] OUT.tar")]) -> None:
-    """Write a checkpoint into one tar file. Equal checkpoints give equal files, on every machine.
+    """Write a checkpoint into one tar file. Equal checkpoints make equal files, on every machine.
 
     Args:
         run: <store>/<run>.

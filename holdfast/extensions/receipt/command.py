@@ -28,15 +28,16 @@ def receipt_command(
 ) -> None:
     """Write a signed receipt: the chain of commits that led to a checkpoint, with settings, code, data and machines.
 
-    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks it anywhere, and trains some of its chunks again. It is
-    a model signature, too, of the checkpoint's folder or of an exported model: model_signing verifies it.
+    `holdfast audit RUN --receipt OUT.json --key KEY.pub` checks the receipt on any machine, and trains some
+    of its chunks again. The receipt is also a model signature of the checkpoint's folder, or of an exported model:
+    model_signing verifies it.
 
     Args:
         run: <store>/<run>.
         what: The commit (its number, its folder, or best; by default the newest) and the file to make.
         signing_key: The private key, a PEM file of holdfast keygen, or env:NAME.
-        model: Sign this file or folder, which has to hold the commit's weights as export writes them: as safetensors or
-            for transformers. It may hold more files, such as a tokenizer.
+        model: Sign this file or folder, which must contain the commit's weights as export writes them: as safetensors
+            or for transformers. The folder may contain more files, such as a tokenizer.
         part: The part of the model that was exported.
     """
     *commit, out = split_out(what, "OUT.json", "for example: holdfast receipt runs/language receipt.json ...")

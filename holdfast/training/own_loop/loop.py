@@ -77,8 +77,8 @@ class Step:
     def is_rehearsal(self) -> bool:
         """Return whether this step is a rehearsal: new ranks train this step, too, and this process ends afterwards.
 
-        It is also True for a step before the code at an epoch's end whose effects are undone. Don't log such a
-        step.
+        It is also True for a step that a resume trains only to run the code at an epoch's end again, and whose effects
+        are undone. Don't log such a step.
         """
         return self._loop.is_rehearsal
 
