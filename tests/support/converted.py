@@ -16,12 +16,13 @@ PAGE = """\
 To convert a training script, you change a few lines: at most eight in each of the scripts on this page, which our tests
 train and kill. The changes are the same in all scripts:
 
-1. Put the code into a function with a parameter annotated as `holdfast.Run`. The command `holdfast train` calls it. 2.
-   Pass all state that the next step depends on to `run.keep(...)`: model, optimizer, scheduler, an average, a replay
-   buffer, a count. 3. Let the loop iterate over `run.epochs` and `run.batches`, or over `run.steps`: after a kill these
-   continue at the step that the run has reached.
-4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks. 5. Delete the code that saves
-   and restores checkpoints: the run does both.
+1. Put the code into a function with a parameter annotated as `holdfast.Run`. The command `holdfast train` calls it.
+2. Pass all state that the next step depends on to `run.keep(...)`: model, optimizer, scheduler, an average, a replay
+   buffer, a count.
+3. Let the loop iterate over `run.epochs` and `run.batches`, or over `run.steps`: after a kill these continue at the
+   step that the run has reached.
+4. Record numbers with `run.log(...)`, for `holdfast show`, the report and metric sinks.
+5. Delete the code that saves and restores checkpoints: the run does both.
 
 `holdfast convert train.py` prints these changes, and marks the places where you have to decide. The command reads the
 script without executing it. Pass the file that contains the loop; the command doesn't change the modules that this file
@@ -76,8 +77,8 @@ lists the forms of state that a run can keep.
   `total` begins at 0, so the script prints only the sum of the later batches. Put the sum into a dict that you pass to
   `run.keep`, and set it to 0 at the epoch's beginning. Or call `run.log(loss=loss)`: the run then prints the right
   mean.
-- **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function. - **A
-  notebook.** Holdfast trains in a separate process, which can't import a cell. Begin the cell with `%%writefile
+- **Seeds at the top of the module.** Set `seed` in the configuration, or move the calls into the function.
+- **A notebook.** Holdfast trains in a separate process, which can't import a cell. Begin the cell with `%%writefile
   train.py`, and run `!holdfast train train.toml`.
 - **`print`.** The output goes to `logs/<run>/attempt-<number>.log`.
 
@@ -110,13 +111,13 @@ models, the corpus reader of `language_model`, a metric for accelerate's scripts
 
 - **Proved without any edit: 10.** pytorch/examples `mnist`, `vae` and `mnist_rnn`; yunjey/pytorch-tutorial
   `generative_adversarial_network` and `language_model`; `main.py` of a fork of kuangliu/pytorch-cifar; ng-video-lecture
-  `bigram.py`; pytorch_warmup `emnist` and `cifar10`; schedulefree `mnist`. - **Proved with options that the script
-  needs on this machine, such as `--device cpu`: 7.** pytorch/examples `time_sequence_prediction`; accelerate
-  `test_checkpointing.py` and `test_performance.py`; cleanrl `dqn.py`; opacus `mnist`, `dcgan` and
-  `char-lstm-classification`, with `--disable-dp`. - **Proved after we had followed one hint: 5.** pytorch/examples
-  `reinforce.py`, and cleanrl `ppo.py`, `ppo_continuous_action.py`, `rpo_continuous_action.py` and
-  `ddpg_continuous_action.py`. The environments of their gym versions need `leave_out=["_cached_spec"]` or
-  `leave_out=["_actions"]`.
+  `bigram.py`; pytorch_warmup `emnist` and `cifar10`; schedulefree `mnist`.
+- **Proved with options that the script needs on this machine, such as `--device cpu`: 7.** pytorch/examples
+  `time_sequence_prediction`; accelerate `test_checkpointing.py` and `test_performance.py`; cleanrl `dqn.py`; opacus
+  `mnist`, `dcgan` and `char-lstm-classification`, with `--disable-dp`.
+- **Proved after we had followed one hint: 5.** pytorch/examples `reinforce.py`, and cleanrl `ppo.py`,
+  `ppo_continuous_action.py`, `rpo_continuous_action.py` and `ddpg_continuous_action.py`. The environments of their gym
+  versions need `leave_out=["_cached_spec"]` or `leave_out=["_actions"]`.
 - **Refused by `convert`: 1.** pytorch/examples `mnist_forward_forward`, where each layer trains itself in a loop of its
   own.
 

@@ -120,7 +120,8 @@ is one batch, so there is no loader: `run.steps(per_epoch=20)` counts the steps.
         """\
 SAC learns to swing up gymnasium's pendulum, as in cleanrl's script. SIGKILL ends the run in the middle of an episode.
 To continue there, the run keeps the environment, the replay buffer of stable-baselines3, and the observation with
-which the next step begins. [reinforcement-learning.md](reinforcement-learning.md) explains what a run keeps of an environment.""",
+which the next step begins. [reinforcement-learning.md](reinforcement-learning.md) explains what a run keeps of an
+environment.""",
         kill=1130,
         plotted=("episodic_return", "return of an episode"),
         needs=("gymnasium", "stable_baselines3"),
