@@ -59,19 +59,19 @@ class Extension:
         commands: further commands of ``holdfast``.
         observers: a function that takes the `RunConfig` and returns an attempt's observers; see `Observer`.
         admission: a function that takes the `RunConfig` before an attempt claims the run, before it goes back to an
-            earlier commit, and before a node other than node 0 starts ranks. It returns why this machine may not train
-            the run, or an empty text.
+            earlier commit, and before a node other than node 0 starts ranks. The function returns why this machine may
+            not train the run, or an empty text.
         adoption: a function that takes a run's journal, a checkpoint that dead ranks have saved without a commit, and
-            the numbers of the attempts of which one has saved it. It returns why the run may not take the checkpoint,
-            or an empty text; the attempt then trains the steps again.
+            the numbers of the attempts of which one has saved it. The function returns why the run may not take the
+            checkpoint, or an empty text; the attempt then trains the steps again.
         verdict: a function that takes a run's journal, the verdict of audits on a commit, and what the user asked for:
             ``record``, ``rollback`` or ``stop``. It returns `holdfast.journal.verdict.Consequences`. The command
             ``audit`` calls it if the verdict names a machine, the flow ``audit`` for each verdict.
         around: a function that takes the `RunConfig` and returns a context manager, which is entered around an attempt
             by ``holdfast train``, by the process beside a launcher's ranks, and by Prefect's flow outside a work pool.
             An error that ends the attempt passes through it.
-        disruption: a function without arguments, called when an attempt ends early, after its last save. It returns why
-            the platform takes this machine away, or an empty text; the attempt then counts as preempted.
+        disruption: a function without arguments, called when an attempt ends early, after its last save. The function
+            returns why the platform takes this machine away, or an empty text; the attempt then counts as preempted.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
             takes a run's journal and returns an SVG, or an empty text; ``comparison`` takes several journals and
             returns an HTML page; ``receipt`` audits a receipt for ``holdfast audit``, and returns the exit code;

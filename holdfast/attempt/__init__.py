@@ -1,4 +1,4 @@
-"""One process life of a run: claim the run, find the commit to continue from, train and commit chunks, stop in time."""
+"""One start of a run (attempt): claim the run, find the commit to continue from, train and commit chunks, stop."""
 
 from holdfast.attempt.ahead import started_ahead
 from holdfast.attempt.attempt import Attempt

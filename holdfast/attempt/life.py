@@ -120,12 +120,13 @@ def live(
 
     Two things tell the process to end: a notice, or a signal whose handler raises an exception that isn't an
     `Exception`, such as SystemExit. The attempt then saves and commits the trained steps. However it ends, it records
-    its ending and leaves no rank behind. It sends each commit to the run's metric sinks and observers (``log.sinks``
-    and ``log.observers``), exports metrics as ``log.metrics`` says, and keeps the run's report up to date.
+    its ending and leaves no rank behind. An attempt sends each commit to the run's metric sinks and observers
+    (``log.sinks`` and ``log.observers``), exports metrics as ``log.metrics`` says, and keeps the run's report up to
+    date.
 
     Args:
         observers: objects that are told of each step and commit; see `Observer`.
-        acts: the functions that open the run, train and commit; Prefect's flow passes its tasks.
+        acts: the functions that open the run, train and commit. Prefect's flow passes its tasks here.
         number: the attempt's number; the next free number if None.
         sources: further sources of preemption notices, besides clouds and the drain file.
         find_ending: returns, for the cause of the attempt's end, the ending to record.

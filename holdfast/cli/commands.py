@@ -43,7 +43,7 @@ COMMANDS = (
     Command(
         "new",
         "holdfast.cli.starting:new",
-        "Write a starting point, NAME.py and NAME.toml, into this folder. They train, prove and resume unchanged.",
+        "Write a starting point, NAME.py and NAME.toml, into this folder. You can train and prove them unchanged.",
     ),
     Command(
         "pin",

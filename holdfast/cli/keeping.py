@@ -89,9 +89,9 @@ def skip_command(
 ) -> None:
     """Skip steps that a run has trained: go back to the checkpoint before them, and go on without their batches.
 
-    Their batches are drawn and not trained, so that all other steps keep their numbers and their data. The list is a
-    record of the run: each commit names it, and proofs, audits and receipts train with it. The next attempt continues
-    from the checkpoint before these steps; a live attempt does so after its next commit.
+    In a skipped step the batch is drawn and not trained, so that all other steps keep their numbers and their data. The
+    list is a record of the run: each commit names it, and proofs, audits and receipts train with it. The next attempt
+    continues from the checkpoint before these steps; a live attempt does so after its next commit.
 
     Args:
         run: <store>/<run>.

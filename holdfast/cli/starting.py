@@ -80,7 +80,7 @@ def new(
     lightning: Flag = False,
     slurm: Flag = False,
 ) -> None:
-    """Write a starting point, NAME.py and NAME.toml, into this folder. They train, prove and resume unchanged.
+    """Write a starting point, NAME.py and NAME.toml, into this folder. You can train and prove them unchanged.
 
     Args:
         name: The name of the run and of both files.

@@ -83,7 +83,7 @@ def expected(kinds: str) -> WrapValidator:
 
 
 class Section(BaseModel):
-    """A table of the configuration. It refuses unknown keys, and values that JSON or a path can't contain."""
+    """A table of the configuration, which refuses unknown keys, and values that JSON or a path can't contain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 

@@ -31,8 +31,7 @@ class Facts:
     """The facts about a run that a sink needs.
 
     Attributes:
-        id: the run's id in the sink. It is derived from the run's records, so that all attempts continue the same
-            curve.
+        id: the run's id in the sink, derived from the run's records, so that all attempts continue the same curve.
         project: the project, or experiment, that the run belongs to in the sink.
         settings: the recipe, the seed and the recipe's settings, as plain values.
         folder: the folder on this machine into which a sink writes its files.

@@ -1,4 +1,4 @@
-"""Optimizations of memory and speed. They make saves and restores cheaper, and don't change any saved byte.
+"""Optimizations of memory and speed. These make saves and restores cheaper, and don't change any saved byte.
 
 Each optimization has a name. The variable ``HOLDFAST_WITHOUT="direct,priority"`` turns these two off, to find the cause
 of a problem or to measure the gain. `make bench` also measures without each optimization; docs/performance.md has the

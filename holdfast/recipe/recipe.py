@@ -35,8 +35,8 @@ class Recipe:
     """Everything that a run trains with.
 
     Args:
-        model: the module to train, which ``loss`` calls. It is in ``train()`` mode for steps and in ``eval()`` mode for
-            ``evaluate``.
+        model: the module to train, which ``loss`` calls. The module is in ``train()`` mode for steps and in ``eval()``
+            mode for ``evaluate``.
         data: map-style (``len(data)`` samples, ``data[index]``), or iterable. Random numbers drawn in it and in
             ``collate`` are seeded for each micro-batch. On resume, iterable data with ``state_dict`` and
             ``load_state_dict`` continues where it was; other iterable data is read again from its beginning, and has to
@@ -47,9 +47,10 @@ class Recipe:
             name. With a ``loss``, all of them step along the gradient of this loss.
         loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
         step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
-            steps the optimizers. It returns the loss, or numbers to record by name. ``model`` is in ``train()`` mode.
-            Gradients are averaged over several ranks when an optimizer steps, and autocast is on if the configuration
-            has ``mixed_precision``. Accumulated gradients that no optimizer's step has used yet are saved.
+            steps the optimizers. The function returns the loss, or numbers to record by name. ``model`` is in
+            ``train()`` mode. Gradients are averaged over several ranks when an optimizer steps, and autocast is on if
+            the configuration has ``mixed_precision``. Accumulated gradients that no optimizer's step has used yet are
+            saved.
         batch_size: samples of a micro-batch over all ranks together. None in two cases: ``data`` is an iterable of
             batches with ``state_dict`` and ``load_state_dict``, and yields different batches on each rank; or ``data``
             is a torch ``DataLoader``, whose batches keep its own order and are divided among the ranks.
@@ -60,21 +61,23 @@ class Recipe:
             ``ReduceLROnPlateau`` is stepped at the end of every epoch instead, with the epoch's mean loss. For several
             optimizers, a dict of these by the optimizers' names.
         evaluate: a function from the model, in ``eval()`` mode, to a few numbers by name; called at the end of every
-            epoch. Its changes of the model's buffers and attributes, and of random generators, are undone; its changes
-            of ``extras`` stay. It may also return texts (``str``) and pictures (``bytes`` of a PNG or an SVG), at
-            most 1 MiB each. People can look at them; they aren't part of the state.
-        measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. They are logged and
-            shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be listed.
+            epoch. Changes that the function makes to the model's buffers and attributes, and to random generators, are
+            undone; changes of ``extras`` stay. The function may also return texts (``str``) and pictures (``bytes`` of
+            a PNG or an SVG), at most 1 MiB each. Texts and pictures are shown to people, and aren't part of the state.
+        measured: names of metrics of ``evaluate`` that differ each time, such as times and memory. These metrics are
+            logged and shown, but are not part of the state. Names that end in ``_s`` (``samples_per_s``) needn't be
+            listed.
         after_step: a function called after every step, when the weights have changed, for example to update an average.
         extras: further objects with state, by name, saved and restored with the rest. Modules are moved to the device.
             Every rank has its own state of each extra.
-        synchronized: names of the extras (modules) that all ranks train together. Their gradients are averaged over the
-            ranks when an optimizer of the recipe or of the extras steps, and their buffers are those of the main rank.
+        synchronized: names of the extras (modules) that all ranks train together. The modules' gradients are averaged
+            over the ranks when an optimizer of the recipe or of the extras steps, and their buffers are those of the
+            main rank.
         anneals: values that are functions of the step, by name; ``loss`` reads their ``value``.
         probe: a function from the model, in ``eval()`` mode, to tensors and numbers by name, which show whether a
-            resumed model equals the saved model. Its changes of the model's buffers and attributes are undone. The
-            default is the loss and the model's output on the first micro-batch; for iterable data only if this
-            micro-batch has at most 256 KiB.
+            resumed model equals the saved model. Changes that the function makes to the model's buffers and attributes
+            are undone. The default is the loss and the model's output on the first micro-batch; for iterable data only
+            if this micro-batch has at most 256 KiB.
         health: a `Limits` for each number of the probe to check, by name, and for ``loss_window``, the mean loss of
             the last 20 steps. A run doesn't continue from a checkpoint that breaks a limit.
         collate: a function from a list of samples to a batch, by default torch's.

@@ -189,8 +189,8 @@ class ContainerReader:
             self._new = self._new or f"{name} is a new {kind}"
             return {}
         hint = (
-            "make both before run.keep, each at a place of its own, and let a kept number or text say which one a step "
-            "uses; or change the first one in place"
+            "create both objects before run.keep, in two places, and keep a number or text that says which of them a "
+            "step uses; or change the first object in place"
         )
         if isinstance(value, torch.optim.Optimizer):
             hint += ": optimizer.state.clear() removes its moments"

@@ -16,7 +16,7 @@ def assert_resumes(
     assertion fails, its message names the first step that differs, and any state that isn't registered for saving.
 
     Args:
-        config: the run, or its TOML file. Its recipe has to be importable from the working directory.
+        config: the run, or its TOML file. The run's recipe has to be importable from the working directory.
         kills: the number of SIGKILLs.
         seed: the seed that chooses chunks and kills; None for a random seed, which the message names.
 

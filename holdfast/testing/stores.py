@@ -24,7 +24,8 @@ from holdfast.store import Store
 
 
 class StoreTests:
-    """The conformance suite of a store. It needs a fixture ``store`` that returns a new empty folder for every test.
+    """The conformance suite of a store. The suite needs a fixture ``store`` that returns a new empty folder for every
+    test.
 
     Attributes:
         writers, rounds: the number of writers that race to create one name, and the number of races.

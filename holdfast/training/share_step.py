@@ -39,9 +39,13 @@ def take_shares(training: Training, virtual: Any, names: list[str]) -> Iterator[
     if extras is None:
         return
     if virtual.has_changed_parameters:
-        raise RecipeError("a share of a batch has changed the parameters", hint=training.program.advice.shares)
+        raise RecipeError(
+            "code that trains a share of a batch has changed the parameters", hint=training.program.advice.shares
+        )
     if _sum_extras(training) != extras:
-        raise RecipeError("a share of a batch has changed the extras", hint=training.program.advice.shares)
+        raise RecipeError(
+            "code that trains a share of a batch has changed the extras", hint=training.program.advice.shares
+        )
 
 
 def _sum_extras(training: Training) -> dict[str, Any]:

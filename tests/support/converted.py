@@ -30,8 +30,8 @@ imports. `--write` writes the result as `train_held.py` and `train_held.toml` be
 the result at once, and names state that the command didn't find. Write the script's own options after `--`, as in
 `holdfast convert train.py --prove -- --epochs 3 --device cpu`; the script's other options keep their defaults.
 
-The command also looks into functions that the script defines. It asks you about a second loop, a loop without an end,
-state that another function changes, and variables that a resume inside an epoch would reset. [Public
+The command also looks into functions that the script defines. The command asks you about a second loop, a loop without
+an end, state that another function changes, and variables that a resume inside an epoch would reset. [Public
 scripts](#public-scripts) lists the scripts that we have tried.
 
 In a diff, delete the lines that begin with `-`, and add the lines that begin with `+`. The diffs ignore indentation, as
@@ -39,7 +39,7 @@ In a diff, delete the lines that begin with `-`, and add the lines that begin wi
 
 ## An epoch loop
 
-This script distills a large model into a small model. It has the usual loop: epochs, batches of a `DataLoader`, a
+This script distills a large model into a small model. The loop is the usual one: epochs, batches of a `DataLoader`, a
 scheduler, an evaluation after each epoch. The whole scripts are
 [before/distillation.py](../tests/foreign/before/distillation.py) and
 [after/distillation.py](../tests/foreign/after/distillation.py).
@@ -84,9 +84,9 @@ lists the forms of state that a run can keep.
 
 ## nanoGPT
 
-This script has no training function and no `DataLoader`: it draws its batches at random, the next batch one step ahead.
-So `run.steps(per_epoch=...)` counts the steps, and `run.keep` keeps the batch that was drawn ahead. The whole scripts
-are [plain/language_model.py](../examples/gallery/plain/language_model.py) and
+nanoGPT's script has no training function and no `DataLoader`: the script draws its batches at random, the next batch
+one step ahead. So `run.steps(per_epoch=...)` counts the steps, and `run.keep` keeps the batch that was drawn ahead. The
+whole scripts are [plain/language_model.py](../examples/gallery/plain/language_model.py) and
 [language_model.py](../examples/gallery/language_model.py).
 
 {language_model}

@@ -68,7 +68,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in _list_files(path):
         if not file.is_file():
-            raise ConfigError(f"{file} is missing, and {path.name} names it", hint="copy the whole folder")
+            raise ConfigError(f"{file} is missing, although {path.name} names it", hint="copy the whole folder")
         try:
             found |= load_file(file)
         except (SafetensorError, OSError, ValueError):

@@ -16,8 +16,8 @@ from holdfast.training.own_loop.loop import OwnLoop, Step
 class Run:
     """The run that a training function trains. Holdfast makes it, and calls the function with it.
 
-    The function contains the training loop. It registers all objects on which the next step depends, and takes its
-    steps from the run::
+    The function contains the training loop. The function registers all objects on which the next step depends, and
+    takes its steps from the run::
 
         def train(run: holdfast.Run, lr: float = 0.01) -> None:
             model = nn.Linear(2, 1).to(run.device)
@@ -69,7 +69,8 @@ class Run:
     def mesh(self) -> Any:
         """Return the ranks as a torch ``DeviceMesh`` with the dimensions "replicate", "shard" and "tensor".
 
-        Its shape is ``compute.mesh``. Return None unless ``compute.parallel`` is "fsdp" and there are several ranks.
+        The mesh has the shape ``compute.mesh``. Return None unless ``compute.parallel`` is "fsdp" and there are several
+        ranks.
         """
         return self._loop.mesh
 
@@ -93,7 +94,7 @@ class Run:
 
     @property
     def batch_number(self) -> int:
-        """Return the number of the next batch in its epoch, from 0. It isn't 0 after a resume inside an epoch.
+        """Return the number of the next batch in its epoch, from 0; after a resume inside an epoch, it isn't 0.
 
         Number the batches of an epoch with it::
 
@@ -156,10 +157,10 @@ class Run:
     def keep(self, /, *, leave_out: Sequence[str] = (), **objects: Any) -> None:
         """Register, by name, all objects on which the next step depends.
 
-        Each object is saved with every checkpoint, and restored in place before the first step. It may be a module, an
-        optimizer, a scheduler, a tensor, an array, a dict, list or deque of these, a generator of random numbers, or
-        anything with ``state_dict`` and ``load_state_dict``. For modules, optimizers and schedulers a checkpoint
-        contains the main rank's state. For all other objects it contains each rank's own state.
+        Each object is saved with every checkpoint, and restored in place before the first step. An object may be a
+        module, an optimizer, a scheduler, a tensor, an array, a dict, list or deque of these, a generator of random
+        numbers, or anything with ``state_dict`` and ``load_state_dict``. For modules, optimizers and schedulers a
+        checkpoint contains the main rank's state. For all other objects, a checkpoint contains each rank's own state.
 
         Args:
             leave_out: the names of attributes of these objects, or of items of dicts, that are neither saved nor
@@ -173,8 +174,8 @@ class Run:
     def generator(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """Return a new generator of random numbers, and register it under this name as `keep` does.
 
-        Its seed follows from the run's seed, the name and `data_rank`. With virtual ranks all ranks draw the same
-        numbers: draw them outside of the loop over a step's shares.
+        The generator's seed follows from the run's seed, the name and `data_rank`. With virtual ranks all ranks draw
+        the same numbers: draw them outside of the loop over a step's shares.
         """
         return self._loop.make_generator(name, device)
 
@@ -260,7 +261,7 @@ class Run:
     def show(self, **shown: str | bytes) -> None:
         """Show texts and pictures of this step to people: in the UI, in ``holdfast show``, in the run's folder.
 
-        They aren't part of the state.
+        Texts and pictures aren't part of the state.
 
         Args:
             shown: by name, a ``str``, or ``bytes`` of a PNG or an SVG; each of 1 MiB at most. Only what the main rank

@@ -104,7 +104,7 @@ def test_whole_gradients_are_exchanged_during_the_backward_pass(
 def test_an_extra_that_a_share_changes_is_refused(nursery: Lives, tmp_path: Path) -> None:
     """Each rank's extra has seen other shares: nothing of it may count."""
     done = train(nursery, write_config(tmp_path, 2, 1, how="counts"))
-    assert "a share of a batch has changed the extras" in done.stdout + done.stderr
+    assert "code that trains a share of a batch has changed the extras" in done.stdout + done.stderr
     assert list_commits(tmp_path) == {}
 
 

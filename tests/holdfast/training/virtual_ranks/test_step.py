@@ -213,5 +213,5 @@ def test_the_fingerprint_has_the_shares_in_place_of_the_ranks(tmp_path: Path) ->
 
 def test_an_extra_that_a_share_changes_is_refused(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path).model_copy(update={"settings": {"how": "counts"}}))
-    with pytest.raises(RecipeError, match="a share of a batch has changed the extras"):
+    with pytest.raises(RecipeError, match="code that trains a share of a batch has changed the extras"):
         train_step(training)
