@@ -97,8 +97,8 @@ def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
 
 app = App(
     name="python -m flows.train",
-    help="Train a run, or continue it from its last verified checkpoint. Killed at any moment, the same command "
-    "finishes it on the same bytes.",
+    help="Train a run, or continue it from its last verified checkpoint. If it is killed, the same command continues "
+    "the run, to the same bytes.",
     help_epilogue=EXIT_CODES,
     help_format="plaintext",
     version_flags=[],

@@ -195,7 +195,7 @@ class KeepBest(Section):
 
 
 class Retention(Section):
-    """Which checkpoints to keep. The newest, newest verified, newest certified and pinned checkpoints always stay."""
+    """Which checkpoints to keep. Always kept: the newest, the newest verified, the newest certified, each pinned."""
 
     keep_last: Count = Field(default=3, ge=1)
     """Keep this many of the newest checkpoints."""

@@ -3,7 +3,7 @@
 from holdfast.errors import StoreError
 from holdfast.journal.audits import list_unproved
 from holdfast.journal.journal import Journal
-from holdfast.journal.records import Commit, EndingRecord
+from holdfast.journal.records import Commit, EndingRecord, describe_rehearsals
 
 INEXACT = "inexact"  # the recorded reason if `holdfast.errors.Inexact` has ended an attempt
 
@@ -30,4 +30,4 @@ def describe_exactness(commit: Commit, ended: EndingRecord | None, run: str) -> 
         run: <store>/<run>, for the command in the verdict.
     """
     is_exact = ended is None or ended.reason != INEXACT
-    return commit.describe_rehearsals(run) if ended is None or is_exact else ended.message.partition(";")[0]
+    return describe_rehearsals(commit, run) if ended is None or is_exact else ended.message.partition(";")[0]

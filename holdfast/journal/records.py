@@ -415,29 +415,35 @@ class Commit(Record):
         """The metrics as they are shown to the user, with `shown_loss` as ``avg_loss``."""
         return {name: self.shown_loss if name == "avg_loss" else value for name, value in self.metrics.items()}
 
-    def describe_rehearsals(self, run: str) -> str:
-        """Return a sentence on the results of the run's rehearsals up to this commit: from which steps they started.
-
-        Args:
-            run: <store>/<run>, for the command in the sentence.
-        """
-        if self.inexact:
-            return self.inexact
-        if not self.unproved:
-            return f"continues exactly: {self._rehearsed_from}" if self.rehearsed else self._rehearsed_from
-        numbers = ", ".join(map(str, self.unproved))
-        some = f"commits {numbers} begin" if len(self.unproved) > 1 else f"commit {numbers} begins"
-        audit = f"holdfast audit {run} --commit {self.unproved[-1]}"
-        unproved = f"unproved: {some} after a stop or a kill that left no steps to compare ({audit})"
-        return f"{self._rehearsed_from}; {unproved}"
-
     @property
-    def _rehearsed_from(self) -> str:
-        if not self.rehearsed:
-            return f"not rehearsed: {self.not_rehearsed}" if self.not_rehearsed else "not rehearsed"
-        steps = f"step{'s' if len(self.rehearsed) > 1 else ''} {', '.join(map(str, self.rehearsed))}"
-        has_end = any(each.has_end for each in self.rehearsals)
-        return f"rehearsed from {steps}; {'' if has_end else 'not '}across an epoch's end"
+    def verdict(self) -> str:
+        """Return a sentence on the run's rehearsals up to this commit; see `describe_rehearsals`."""
+        return describe_rehearsals(self, "RUN")
+
+
+def describe_rehearsals(commit: Commit, run: str) -> str:
+    """Return a sentence on the results of a run's rehearsals up to a commit: from which steps they started.
+
+    Args:
+        run: <store>/<run>, for the command in the sentence.
+    """
+    if commit.inexact:
+        return commit.inexact
+    rehearsed = _describe_starts(commit)
+    if not commit.unproved:
+        return f"continues exactly: {rehearsed}" if commit.rehearsed else rehearsed
+    numbers = ", ".join(map(str, commit.unproved))
+    some = f"commits {numbers} begin" if len(commit.unproved) > 1 else f"commit {numbers} begins"
+    audit = f"holdfast audit {run} --commit {commit.unproved[-1]}"
+    return f"{rehearsed}; unproved: {some} after a stop or a kill that left no steps to compare ({audit})"
+
+
+def _describe_starts(commit: Commit) -> str:
+    if not commit.rehearsed:
+        return f"not rehearsed: {commit.not_rehearsed}" if commit.not_rehearsed else "not rehearsed"
+    steps = f"step{'s' if len(commit.rehearsed) > 1 else ''} {', '.join(map(str, commit.rehearsed))}"
+    has_end = any(each.has_end for each in commit.rehearsals)
+    return f"rehearsed from {steps}; {'' if has_end else 'not '}across an epoch's end"
 
 
 class RehearsalRecord(Record):

@@ -15,6 +15,7 @@ from rich.text import Text
 from holdfast.extensions.watch.health import Health, State, find_speed, judge_health
 from holdfast.extensions.watch.seen import Seen
 from holdfast.journal import Commit
+from holdfast.journal.records import describe_rehearsals
 from holdfast.journal.spikes import describe_spikes
 from holdfast.terminal import one_line, spell_s
 
@@ -126,7 +127,7 @@ def _list_facts(seen: Seen, health: Health, age_s: float, is_plain: bool) -> Ite
         when = f"began {spell_s(age_s)} ago, and its commit is expected after {spell_s(health.expected_s)}"
         yield "chunk", f"{seen.newest + 1}: steps {head.step if head else 0}{stop or ' on'}, {when}"
     if head is not None:
-        yield "resume", head.describe_rehearsals(seen.url)
+        yield "resume", describe_rehearsals(head, seen.url)
     yield from (("verdict", each) for each in seen.unanswered)
     if seen.ledger is not None:
         yield (

@@ -401,8 +401,7 @@ def test_a_resume_is_unproved_until_an_audit_has_trained_straight_through_it(lin
     line.note_unproved()
     commits = [train(line), train(line)]
     assert [commit.unproved for commit in commits] == [[3], [3]]
-    shown = commits[1].describe_rehearsals("runs/r")
-    assert shown.startswith("not rehearsed; unproved: commit 3 begins after a stop or a kill")
+    assert commits[1].verdict.startswith("not rehearsed; unproved: commit 3 begins after a stop or a kill")
     audit = AuditRecord(
         commit=3, number=1, from_commit=1, checkpoint_sha256=commits[0].checkpoint_sha256, notes=[], host="another",
         environment={}, created_at=now(),

@@ -99,7 +99,7 @@ def test_a_run_that_continues_exactly_is_rehearsed_and_ends_on_the_same_bytes(
         commits_of(rehearsed)[-1].verdict == f"continues exactly: rehearsed from steps {starts}; across an epoch's end"
     )
     assert not (Path(rehearsed.store) / "run" / "rehearsing").exists()
-    shown = {commit.describe_rehearsals("runs/run") for commit in commits_of(plain)}
+    shown = {commit.verdict for commit in commits_of(plain)}
     assert shown == {'not rehearsed: proof.rehearse = "off"'}
     lines = [each.message for each in caplog.records if each.message.startswith("rehearsed")]
     assert lines[0].startswith(f"rehearsed: new ranks trained steps {covered[0][1] + 1}-")

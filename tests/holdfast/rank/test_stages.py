@@ -77,7 +77,7 @@ def test_a_rank_of_a_pipeline_has_the_samples_and_the_trail_of_the_others(nurser
 def test_a_rehearsal_of_stages_finds_no_difference(nursery: Lives, tmp_path: Path) -> None:
     done = train(nursery, tmp_path, 'proof.rehearse = "on"', "proof.share = 1.0", "chunk.steps = 2")
     assert done.returncode == 0, done.stderr
-    verdicts = [commit.describe_rehearsals("r") for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
+    verdicts = [commit.verdict for commit in Journal(open_store(str(tmp_path)), "r").candidates()]
     assert verdicts[0].startswith("continues exactly: rehearsed from step")
 
 

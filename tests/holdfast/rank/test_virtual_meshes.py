@@ -140,7 +140,7 @@ def test_ranks_of_a_mesh_rehearse_and_are_audited_with_other_data_ranks(nursery:
     done = train(nursery, write_config(tmp_path, 4, "{shard = 2, tensor = 2}", PLAN, *rehearsed))
     assert done.returncode == 0, done.stderr
     commits = [*Journal(open_store(str(tmp_path)), "r").candidates()]
-    assert "continues exactly: rehearsed from step" in commits[0].describe_rehearsals("r")
+    assert "continues exactly: rehearsed from step" in commits[0].verdict
     for ranks, code, said in (
         (2, 0, "replayed on 2 ranks to the same bytes"),
         (3, 1, "compute.ranks = 3: compute.mesh.tensor = 2 doesn't divide it"),
