@@ -11,9 +11,10 @@ A rehearsal starts at a commit, or from a checkpoint inside a chunk that is save
 New ranks are also compared with earlier ranks that have died or stopped; see `holdfast.attempt.earlier`.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from holdfast.attempt.observers import CheckpointVerdict
 from holdfast.attempt.phases import AFTER_END, count_rehearsed, describe_steps, find_end
 from holdfast.attempt.ranks import AttemptRanks, Renew
 from holdfast.checkpoint.departure import find_departure
+from holdfast.checkpoint.found import Found, find_unkept
 from holdfast.config import ProofSettings
 from holdfast.errors import (
     CheckpointDamaged,
@@ -121,6 +123,7 @@ class Rehearsals:
         self._pending: Rehearsal | None = None
         self._lived: list[Rehearsed] = []  # the steps that the living ranks have trained for the rehearsal
         self._lived_at = 0.0  # when the living ranks had trained these steps, on the clock of `time.monotonic`
+        self._warned = set[tuple[str, str]]()  # the values of which a warning was given
         self._is_alone = False  # whether the program can't run twice at once
         # the trail of living ranks that a rehearsal has ended, while new ranks train the same steps
         self.left: list[dict[str, Any]] = []
@@ -384,6 +387,7 @@ class Rehearsals:
             self._ranks.put_back()
             return
         if difference is None:
+            self._warn_of_unkept(known.unregistered)
             self._note_equal(line, rehearsal)
             return
         assert line.head is not None
@@ -393,6 +397,18 @@ class Rehearsals:
             self._ranks.put_back()
         found = f"would not continue exactly: {describe_difference(difference)}"
         self._differences.report(line, lived, found, suspects or self._ranks.built.hints)
+
+    def _warn_of_unkept(self, lived: Sequence[Found]) -> None:
+        """Warn once of each attribute that differs between the living and the new ranks, though their steps are equal.
+
+        Args:
+            lived: the values that the living ranks had after these steps and that no checkpoint contains.
+        """
+        with contextlib.suppress(HoldfastError):  # new ranks that die now have trained all steps
+            for found in find_unkept(lived, self._ranks.own.examine().unregistered):
+                if found.key not in self._warned:
+                    self._warned.add(found.key)
+                    log.warning("%s", found.warning)
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
         """Record that the rehearsal was equal. If the living ranks were set aside, continue the run in them."""

@@ -52,6 +52,14 @@ class Found(BaseModel):
     def key(self) -> tuple[str, str]:
         return self.reached_by, self.name
 
+    @property
+    def warning(self) -> str:
+        """The warning of a run whose steps change the value."""
+        return (
+            f"{self.place}steps change {self.name} ({self.kind}), and no checkpoint contains it, so a resumed run "
+            f"would continue with another one: {self.remedy}"
+        )
+
     def __str__(self) -> str:
         return f"{self.place}{self.name} ({self.kind}, reached by {self.reached_by})"
 
@@ -79,6 +87,16 @@ def find_suspects(lived: Iterable[Found], restored: Iterable[Found]) -> list[Fou
         return bool(found.sha256) and known.get(found.key, missing) != found.sha256
 
     return leave_out_repeated(sorted(filter(is_suspect, lived), key=lambda found: found.order))
+
+
+def find_unkept(lived: Iterable[Found], restored: Iterable[Found]) -> list[Found]:
+    """Return the attributes of models and optimizers that differ between two processes whose steps were equal.
+
+    No compared step depended on them, but a later step may. The attributes of other objects, and local variables, are
+    left out: a run may have logs, counts and values to plot.
+    """
+    suspects = [each for each in find_suspects(lived, restored) if each.reached_by in ("model", "optimizer")]
+    return [each for each in suspects if each.place and each.is_plain and not each.is_module and each.order < LOGS]
 
 
 def leave_out_repeated(suspects: Sequence[Found]) -> list[Found]:

@@ -81,6 +81,26 @@ def counting(acts_after: int = 12, until: str = "", at: int = 10) -> Recipe:
     return recipe
 
 
+class Numbered(nn.Linear):
+    """Numbers its calls, and acts on the number only after a run's end."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(x) * (1 + max(0, self.calls - 100))
+
+
+def numbering() -> Recipe:
+    """Forget a count that no step depends on yet."""
+    torch.manual_seed(1)
+    model = Numbered()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Recipe(model=model, data=points(), optimizer=optimizer, loss=fit, batch_size=4)
+
+
 def failing_in_rehearsals(run: holdfast.Run, until: str) -> None:
     """Fail in a step that is never saved."""
     model, pause = net(), Pause(until)

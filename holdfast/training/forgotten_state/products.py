@@ -31,8 +31,7 @@ def describe_products(recipe: Recipe, before: Sums) -> dict[str, str]:
         before: the result of `sum_unkept` before the first step.
     """
     return {
-        found.name: f"{found.place}steps change {found.name} ({found.kind}), and no checkpoint contains it, so a "
-        f"resumed run would continue with another one: {found.remedy}"
+        found.name: found.warning
         for found, tensors in _list_copies(recipe)
         if found.name in before and _sum_up(tensors) != before[found.name]
     }

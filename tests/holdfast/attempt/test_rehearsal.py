@@ -187,6 +187,15 @@ def test_a_run_that_goes_on_beside_ends_on_the_bytes_of_one_that_was_never_rehea
     assert content_ids(recorded) == content_ids(plain)
 
 
+def test_an_attribute_of_the_model_that_differs_after_equal_steps_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    live(make_config(tmp_path, "numbering", BESIDE, epochs=3))
+    warnings = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "steps change model.calls (int), and no checkpoint contains it" in warnings[0]
+
+
 @WAYS
 def test_ranks_that_fail_in_their_first_step_stop_the_run(tmp_path: Path, way: dict[str, object]) -> None:
     config = make_config(tmp_path, "crashing", way, settings={"folder": str(tmp_path)})

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import Recipe
-from holdfast.checkpoint.found import Found, find_suspects, leave_out_repeated
+from holdfast.checkpoint.found import Found, find_suspects, find_unkept, leave_out_repeated
 from holdfast.training import examine_recipe
 from tests.support import careless, varied
 from tests.support.careless import fit, make, net
@@ -289,6 +289,21 @@ def test_attributes_of_modules_and_optimizers_are_suspects_and_outputs_are_not()
     suspects = find_suspects(examine_recipe(recipe).found, before)
     assert {each.name for each in suspects} == {"model.calls", "model.mean", "optimizer.calls"}
     assert all(each.place.startswith(f"{__file__}:") for each in suspects if each.name != "optimizer.calls")
+
+
+def test_of_values_that_no_compared_step_has_read_only_the_users_attributes_are_unkept() -> None:
+    model, losses = Noting(), list[float]()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        losses.append(0.5)
+        return fit(model, batch)
+
+    recipe = make(model, loss)
+    before = examine_recipe(recipe).found
+    loss(model, [torch.ones(2, 8), torch.ones(2, 1)])
+    after = examine_recipe(recipe).found
+    assert {each.name for each in find_suspects(after, before)} == {"model.calls", "model.mean", "losses"}
+    assert [each.name for each in find_unkept(after, before)] == ["model.calls", "model.mean"]
 
 
 class Layered(Noting):
