@@ -315,6 +315,27 @@ class Counting:
             step.log(loss=learn(self.model, self.optimizer, *draw()))
 
 
+class Plan:
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+
+class Attaching(Counting):
+    """A trainer that each step gives another attribute, an object with a rate for the next step."""
+
+    def fit(self, run: Run, keeps_self: bool) -> None:
+        run.keep(model=self.model, optimizer=self.optimizer)
+        for step in run.steps(per_epoch=PER_EPOCH):
+            if hasattr(self, "plan"):
+                self.optimizer.param_groups[0]["lr"] = self.plan.rate
+            step.log(loss=learn(self.model, self.optimizer, *draw()))
+            self.plan = Plan(0.1 / (1 + step.number))
+
+
+def attaches_an_attribute(run: Run) -> None:
+    Attaching().fit(run, keeps_self=False)
+
+
 KEEPS_SELF = "run.keep(self=vars(self))"  # the line that the search advises for `Counting`
 
 
