@@ -50,10 +50,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Extension:
-    """An extension, and what it adds at each point. Each function and class is named as ``module:name``.
+    """An extension: its name, and what it adds at each point of Holdfast.
+
+    Each function and class is named as ``module:name``.
 
     Attributes:
-        name: the extension's name in messages and in the configuration; also that of its folder, or its entry point.
+        name: the extension's name in messages and in the configuration. Its folder, or its entry point, has the same
+            name.
         settings: a subclass of `holdfast.config.Section`: the table ``[extensions.NAME]`` of the configuration. The
             functions `observers`, `admission` and `around` get an instance of it as their second argument.
         commands: further commands of ``holdfast``.

@@ -39,7 +39,7 @@ def train(run: Run, config: Any) -> Any:
     """Train as ``config.build().train()`` does, in steps of a run.
 
     The run saves the model, the optimizers, the schedulers, the Trainer's own ``state_dict`` and the position in the
-    data. Two settings of torchtitan's config apply: ``training.steps`` is the run's length, and must be a multiple of
+    data. torchtitan's config applies as usual. ``training.steps`` is the run's length, and must be a multiple of
     ``epochs`` in the run's configuration; ``parallelism`` decides how the ranks train. Before the call, register
     everything else that a step depends on with ``run.keep(name=...)``.
 

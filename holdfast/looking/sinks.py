@@ -12,7 +12,7 @@ from holdfast.journal import Commit, Journal
 
 @dataclass(frozen=True)
 class Point:
-    """One step in a sink.
+    """The numbers of one step, as Holdfast sends them to a sink.
 
     Attributes:
         time: the approximate time of the step's end, in seconds since 1970, computed from the commit's record.

@@ -73,8 +73,8 @@ class Anneal:
 
         This reads ``<name>_initial``, ``<name>_final``, ``<name>_anneal_start_frac`` (default 0),
         ``<name>_anneal_end_frac`` (default 1), ``<name>_anneal_start_step`` and ``<name>_anneal_end_step``. A step
-        overrides its fraction. A setting that is None counts as missing. Every other setting that begins with
-        ``<name>_`` is refused, unless it belongs to an anneal with a longer name.
+        overrides the fraction of the same name. A setting that is None counts as missing. Every other setting that
+        begins with ``<name>_`` is refused, unless it belongs to an anneal with a longer name.
 
         Args:
             settings: the recipe's settings; those that don't begin with ``<name>_`` are ignored.

@@ -139,9 +139,10 @@ SET_BY_YOU = {
 }
 SET_FOR_TESTS = {
     "HOLDFAST_EXAMPLES": "how many random sequences of kills and restarts the tests try; `make soak` sets it",
-    "HOLDFAST_FAULT": "a point of the code at which a process kills itself; `holdfast.testing.faults.fault` "
-    "returns it ([api.md](api.md#fault))",
-    "HOLDFAST_FLIP": "a rank whose self-test fails; `holdfast.testing.faults.flip` returns it ([api.md](api.md#flip))",
+    "HOLDFAST_FAULT": "a point of the code at which a process kills itself. To set this variable, use the dict that "
+    "`holdfast.testing.faults.fault` returns ([api.md](api.md#fault))",
+    "HOLDFAST_FLIP": "a rank whose self-test fails. To set this variable, use the dict that "
+    "`holdfast.testing.faults.flip` returns ([api.md](api.md#flip))",
     "HOLDFAST_HELM_CHARTS": "a folder of Helm charts, for `make check-infra` without a network",
     "HOLDFAST_TERRAFORM_PLUGINS": "a folder of Terraform providers, for `make check-infra` without a network",
     "HOLDFAST_TEST_DEVICE": "the device on which the tests of ranks train; `make test-gpus` sets it",
@@ -156,8 +157,8 @@ SET_BY_HOLDFAST = {
     "HOLDFAST_COMMIT": "the commit that new ranks will probably restore",
     "HOLDFAST_CONFIG": "the run's configuration as JSON, for ranks and metric sinks",
     "HOLDFAST_MEETING": "the file in memory through which several ranks of one machine find each other",
-    "HOLDFAST_DOOR": "the file descriptor of the socket at which ranks that [another launcher](launchers.md) has "
-    "started connect to the attempt, and the process id of the first of these ranks",
+    "HOLDFAST_DOOR": "for ranks of [another launcher](launchers.md): the file descriptor of the socket through which "
+    "they connect to the attempt, and the process id of the first rank",
     "HOLDFAST_END": "the pipe from which a rank that another launcher has started reads the attempt's exit code",
     "HOLDFAST_GPU": "the GPU that a worker of `make up GPUS=...`, and all of the worker's processes, use",
     "HOLDFAST_HEARTBEATS": "the file into which ranks write their step, so that their attempt sees their progress",

@@ -107,7 +107,8 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
     if newest is None:
         raise WrongUse(
             f"run {journal.run!r} has no commit that counts",
-            hint=f"train the first chunk, which measures a save; a chunk of automatic length has {FIRST_STEPS} steps",
+            hint="train until the first commit, which records how long a save takes: at most "
+            f'{FIRST_STEPS} steps with chunk = "auto"',
         )
     measured = measure_costs(read_costs(journal))
     if measured is None:

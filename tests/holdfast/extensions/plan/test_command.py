@@ -33,7 +33,10 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     line = make_line(open_store(str(tmp_path)), "run")
     run = f"{tmp_path}/run"
     assert run_app(app, ["plan", run]) == 1
-    assert "no commit that counts\nhint: train the first chunk, which measures a save" in capsys.readouterr().err
+    assert (
+        "no commit that counts\nhint: train until the first commit, which records how long a save takes"
+        in capsys.readouterr().err
+    )
     train(line)
     assert run_app(app, ["plan", run]) == 1
     assert "don't say how long their steps and saves took" in capsys.readouterr().err
