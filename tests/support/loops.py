@@ -3,6 +3,7 @@
 import random
 import time
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -315,11 +316,6 @@ class Counting:
             step.log(loss=learn(self.model, self.optimizer, *draw()))
 
 
-class Plan:
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-
 class Attaching(Counting):
     """A trainer that each step gives another attribute, an object with a rate for the next step."""
 
@@ -329,7 +325,7 @@ class Attaching(Counting):
             if hasattr(self, "plan"):
                 self.optimizer.param_groups[0]["lr"] = self.plan.rate
             step.log(loss=learn(self.model, self.optimizer, *draw()))
-            self.plan = Plan(0.1 / (1 + step.number))
+            self.plan = SimpleNamespace(rate=0.1 / (1 + step.number))
 
 
 def attaches_an_attribute(run: Run) -> None:

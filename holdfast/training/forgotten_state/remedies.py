@@ -161,13 +161,13 @@ def find_remedy(at: At, scope: Scope, *, is_loop: bool, is_kept: bool, is_assign
             return f"run.keep({name}={last_part(at.name)})  # where {last_part(at.name)} is made"
         is_late = at.owner is not None and is_assigned and state.is_generator(at.value)
         return f"run.keep({name}={expression})" + ("  # create the generator first if it is None" if is_late else "")
-    if expression and not has_digest(at.value) and can_keep(vars(at.value)):
-        return f"run.keep({name}=vars({expression}))"
     owner = expression.rpartition(".")[0] if at.owner is not None else ""
     if owner and _is_kept_by_attributes(at.owner, last_part(at.name)):
         return f"run.keep({scope.choose_keyword(owner)}=vars({owner}))"
     if owner and isinstance(at.owner, nn.Module) and not is_kept:
         return f"run.keep({scope.choose_keyword(owner)}={owner})"
+    if expression and not has_digest(at.value):  # an object with new attributes
+        return f"run.keep({name}={f'vars({expression})' if can_keep(vars(at.value)) else expression})"
     holder, old = scope.choose_keyword("state"), expression or last_part(at.name)
     words = f'use {holder}["{name}"] in place of {at.name}'
     return f'{holder} = {{"{name}": {old}}}; run.keep({holder}={holder})  # {words}'

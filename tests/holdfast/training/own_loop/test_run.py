@@ -107,9 +107,9 @@ def test_the_line_that_keeps_the_attributes_of_self_works(tmp_path: Path) -> Non
     assert not find_lost(config.model_copy(update={"settings": {"keeps_self": True}}), at=2)
 
 
-def test_an_object_with_a_new_attribute_is_kept_by_its_attributes(tmp_path: Path) -> None:
+def test_an_object_with_a_new_attribute_is_kept_itself(tmp_path: Path) -> None:
     found = find_lost(make_config(tmp_path, "attaches_an_attribute"), at=2)
-    assert [(each.name, each.remedy) for each in found] == [("self", loops.KEEPS_SELF)]
+    assert [(each.name, each.remedy) for each in found] == [("self", "run.keep(self=self)")]
 
 
 def test_the_constants_of_a_loop_are_on_record(tmp_path: Path) -> None:
