@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,12 +39,15 @@ class Owed:
     Attributes:
         whose: ``stopped`` or ``dead``: how the earlier ranks ended; or ``uninterrupted``, if new ranks
             trained the steps for the comparison; see `holdfast.attempt.late`.
-        unregistered: the values that the checkpoint before these steps doesn't contain, in ranks that were stopped.
+        unregistered: the values that the checkpoint of the commit ``after`` doesn't contain, in ranks that were
+            stopped.
+        after: the number of the commit after which the earlier ranks began these steps.
     """
 
     lines: list[dict[str, Any]]
     whose: str
     unregistered: list[Found]
+    after: int
 
 
 class EarlierSteps:
@@ -130,7 +133,7 @@ class EarlierSteps:
         result: Literal["passed", "refused"] = "passed" if difference is None else "refused"
         self._tell(CheckpointVerdict("death", result, head.number, time.monotonic() - began))
         if difference is not None:
-            suspects = self._find_suspects(owed, renew)
+            suspects = self._find_suspects(owed, head, renew)
             found = f"does not continue exactly: {describe_difference(difference)}"
             self._differences.report(line, owed.lines, found, suspects or self._ranks.built.hints, owed.unregistered)
             return
@@ -140,7 +143,7 @@ class EarlierSteps:
         log.info(
             "new ranks trained steps %d-%d exactly as the %s ranks did", head.step + 1, lines[-1]["step"], owed.whose
         )
-        self._owed = Owed(later, owed.whose, []) if later else None
+        self._owed = replace(owed, lines=later) if later else None
 
     def _compare_evaluation(self, line: Line) -> bool:
         """Repeat the last evaluation of a run that was complete, and that continues because it was made longer.
@@ -206,18 +209,21 @@ class EarlierSteps:
             found = f"does not continue exactly: {describe_difference(difference)}"
             self._differences.report(line, late.lines, found, self._ranks.built.hints, late.unregistered)
             return None
-        return Owed([each for each in late.lines if each["step"] > head.step], "uninterrupted", late.unregistered)
+        lines = [each for each in late.lines if each["step"] > head.step]
+        return Owed(lines, "uninterrupted", late.unregistered, head.number)
 
-    def _find_suspects(self, owed: Owed, renew: Renew) -> list[str]:
+    def _find_suspects(self, owed: Owed, head: Commit, renew: Renew) -> list[str]:
         """Return a line for each value that the stopped ranks had and that new ranks lack after a restore.
 
-        The running ranks have trained on, so restore the commit into new ranks.
+        The running ranks have trained on, so restore the commit ``owed.after`` into new ranks.
         """
         if not owed.unregistered or self._rehearse == "record":
             return []
+        commits = self._journal.walk_back(head)
+        next_commit = next((each for each in commits if each.parent == owed.after), None)
         self._ranks.end_running()
         with contextlib.suppress(HoldfastError):  # the difference is reported without suspects
-            renew(None)
+            renew(None if head.number == owed.after else next_commit)
             return list_suspects(owed.unregistered, self._ranks.own.examine().unregistered)
         return []
 
@@ -238,7 +244,7 @@ class EarlierSteps:
         lines = list(same)
         whose = "stopped" if record is not None and not record.difference else "dead"
         unregistered = [Found.model_validate(each) for each in record.unregistered] if record else []
-        return Owed(lines, whose, unregistered) if lines else None
+        return Owed(lines, whose, unregistered, head.number) if lines else None
 
     @property
     def _rehearse(self) -> str | None:

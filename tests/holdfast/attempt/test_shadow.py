@@ -115,6 +115,13 @@ def test_state_that_a_stop_loses_stops_the_next_attempt_and_is_named(tmp_path: P
     assert verify_run(journal_of(config)).verdict == shown
 
 
+def test_state_whose_loss_shows_only_in_a_later_chunk_is_named(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "counting", settings={"acts_after": 20, "until": str(tmp_path / "told")})
+    stop(config)
+    with pytest.raises(Inexact, match=r"not continue exactly: first in step 21: model.*forgetting\.py:\d+: seen"):
+        live(config)
+
+
 def stop_without_a_shadow(folder: Path, recipe: str, epochs: int = 1, **settings: Any) -> RunConfig:
     """Stop a run in step 10 or soon after. Return its configuration, which asks for rehearsals again."""
     known = {"chunk": {"epochs": epochs}, "settings": {"until": str(folder / "told"), **settings}}
