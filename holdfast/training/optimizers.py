@@ -38,7 +38,8 @@ class Optimizers:
                     raise RecipeError(
                         f"the optimizers {owners[id(parameter)]!r} and {name!r} step the same parameter of shape "
                         f"{tuple(parameter.shape)}",
-                        hint="give each parameter to one optimizer",
+                        hint="give each parameter to one optimizer; a loop with first one and then another optimizer "
+                        "keeps both in a list: run.keep(optimizers=[...])",
                     )
 
     @property

@@ -638,3 +638,20 @@ def is_private(run: Run) -> None:
             accountant["history"].append((0.05, BATCH / len(rows())))
             run.log(loss=loss)
         print(epoch, loss.item(), len(accountant["history"]))
+
+
+def switches_its_optimizer(run: Run) -> None:
+    """Train by Adam first, and by SGD from an epoch on; both step the same parameters, and are kept in a list."""
+    model = net()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    run.keep(model=model, optimizers=[adam, sgd])
+    for epoch in run.epochs(load(rows())):
+        optimizer = adam if epoch < 2 else sgd
+        for x, y in run.batches():
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+        print(epoch, loss.item())
