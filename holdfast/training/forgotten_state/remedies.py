@@ -19,7 +19,7 @@ from holdfast.checkpoint.found import ENDED, ITERATOR
 from holdfast.provenance.ownership import is_own
 from holdfast.state.objects import can_keep
 from holdfast.state.slots import read_attributes
-from holdfast.training.forgotten_state.digests import CONTAINERS, has_digest, is_iterator
+from holdfast.training.forgotten_state.digests import CACHES, CONTAINERS, has_digest, is_iterator
 from holdfast.training.forgotten_state.registered import has_state
 from holdfast.training.kept import FRAMEWORK
 
@@ -153,6 +153,8 @@ def find_remedy(at: At, scope: Scope, *, is_loop: bool, is_kept: bool, is_assign
         return _find_extra(at, name)
     if at.root == FRAMEWORK:
         return f"run.keep({name}={at.name}) if it is a container, or register_buffer, or on_save_checkpoint"
+    if isinstance(at.value, CACHES):
+        return "keep nothing if the results follow from the arguments; otherwise keep the results in a dict"
     if isinstance(at.value, types.GeneratorType) or is_iterator(at.value):
         return "keep the loader or the data that the iterator reads"
     expression = scope.spell(at)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from holdfast import Recipe
 from holdfast.checkpoint.found import Found, find_suspects, find_unkept, leave_out_repeated
 from holdfast.training import examine_recipe
+from holdfast.training.forgotten_state.remedies import At, Scope, find_remedy
+from holdfast.training.kept import LOOP
 from tests.support import careless, varied
 from tests.support.careless import fit, make, net
 from tests.support.toy import toy
@@ -368,6 +370,17 @@ def test_a_module_without_data_has_no_state() -> None:
     """Such a module calls `torch.func.functional_call` with the parameters of several models."""
     base, teacher = nn.Linear(3, 3).to("meta"), nn.Linear(3, 3)
     assert names(make(net(), lambda model, batch: use(base, teacher))) == [("teacher", "loss")]
+
+
+@functools.lru_cache
+def _square(number: int) -> int:
+    return number**2
+
+
+def test_no_advice_keeps_a_cache_of_results() -> None:
+    scope = Scope({"square": _square})
+    remedy = find_remedy(At(LOOP, "square", _square), scope, is_loop=True, is_kept=False, is_assigned=False)
+    assert remedy.startswith("keep nothing if the results follow from the arguments")
 
 
 def test_loggers_of_python_are_not_entered() -> None:
