@@ -421,6 +421,7 @@ class Attempt:
         if saved.near_problem:
             log.warning("%s", saved.near_problem)
         self.ranks.warn(saved.warnings)
+        self.line.note_unkept(saved.unkept)
         if self._history:
             self._history.note_saved(saved, saved.step - self.step)
         self._pipeline.add(saved)

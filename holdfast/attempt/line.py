@@ -6,7 +6,7 @@ This module needs no rank and no torch: the caller passes the function that rest
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -59,6 +59,7 @@ ANCESTORS = 8
 ANCESTORS_SEARCHED = 1000
 # The largest number of rehearsals that a commit names; among them is one of each kind, if there was one.
 REHEARSALS = 8
+MOST_UNKEPT = 8  # the maximum number of names in `_RehearsalVerdict.unkept`
 
 if TYPE_CHECKING:
     from holdfast.journal.signature import SigningKey, TrustedKey
@@ -80,6 +81,7 @@ class _RehearsalVerdict:
         inexact: the difference that a rehearsal found, if the run continued all the same.
         reason: why no rehearsal was made; empty if one was made or will be made.
         unproved: the numbers of the last commits that began with a resume which no rehearsal has checked.
+        unkept: the names of values that steps change and no checkpoint contains, of which the run has warned.
     """
 
     rehearsed: tuple[int, ...] = ()
@@ -89,6 +91,7 @@ class _RehearsalVerdict:
     inexact: str = ""
     reason: str = ""
     unproved: tuple[int, ...] = ()
+    unkept: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, commit: Commit | None) -> "_RehearsalVerdict":
@@ -96,7 +99,8 @@ class _RehearsalVerdict:
         if commit is None:
             return cls()
         made = tuple(commit.rehearsed), tuple(commit.rehearsals)
-        return cls(*made, commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed, tuple(commit.unproved))
+        told = tuple(commit.unproved), tuple(commit.unkept)
+        return cls(*made, commit.unrehearsed_s, 0.0, commit.inexact, commit.not_rehearsed, *told)
 
     @property
     def kinds(self) -> set[str]:
@@ -114,7 +118,8 @@ class _RehearsalVerdict:
             del rehearsals[next(number for number, kind in enumerate(kinds) if kinds.count(kind) > 1)]
         earlier = self.rehearsed[: len(self.rehearsed) - len(self.rehearsals)]
         starts = (*earlier, *(each.start for each in rehearsals))[-REHEARSALS:]
-        return _RehearsalVerdict(starts, tuple(rehearsals), cost_s=cost_s, unproved=self.unproved)
+        made = _RehearsalVerdict(starts, tuple(rehearsals), cost_s=cost_s)
+        return replace(made, unproved=self.unproved, unkept=self.unkept)
 
 
 class Line:
@@ -302,6 +307,7 @@ class Line:
             rehearse_s=self.verdict.cost_s,
             inexact=self.verdict.inexact,
             unproved=self._list_unproved(),
+            unkept=list(self.verdict.unkept),
             records=self._list_records(saved),
             origin=metadata.origin,
         )
@@ -385,6 +391,13 @@ class Line:
         assert self.head is not None
         unproved = (*self.verdict.unproved, self.next_number)[-REHEARSALS:]
         self._noted = self.head.number, replace(self.verdict, unproved=unproved)
+
+    def note_unkept(self, names: Iterable[str]) -> None:
+        """Record, for all later commits, values that steps change and that no checkpoint contains."""
+        known = self.verdict.unkept
+        if new := [name for name in names if name not in known]:
+            unkept = (*known, *new)[:MOST_UNKEPT]
+            self._noted = self.head.number if self.head else 0, replace(self.verdict, unkept=unkept)
 
     def find_unproved(self) -> str:
         """Return a clause that names the attempt since which the run may not be bit-exact, for a message.

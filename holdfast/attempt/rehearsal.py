@@ -387,7 +387,7 @@ class Rehearsals:
             self._ranks.put_back()
             return
         if difference is None:
-            self._warn_of_unkept(known.unregistered)
+            self._warn_of_unkept(line, known.unregistered)
             self._note_equal(line, rehearsal)
             return
         assert line.head is not None
@@ -398,14 +398,18 @@ class Rehearsals:
         found = f"would not continue exactly: {describe_difference(difference)}"
         self._differences.report(line, lived, found, suspects or self._ranks.built.hints)
 
-    def _warn_of_unkept(self, lived: Sequence[Found]) -> None:
+    def _warn_of_unkept(self, line: Line, lived: Sequence[Found]) -> None:
         """Warn once of each attribute that differs between the living and the new ranks, though their steps are equal.
+
+        Later commits name it, so that no view says that the run continues exactly.
 
         Args:
             lived: the values that the living ranks had after these steps and that no checkpoint contains.
         """
         with contextlib.suppress(HoldfastError):  # new ranks that die now have trained all steps
-            for found in find_unkept(lived, self._ranks.own.examine().unregistered):
+            unkept = find_unkept(lived, self._ranks.own.examine().unregistered)
+            line.note_unkept(found.name for found in unkept)
+            for found in unkept:
                 if found.key not in self._warned:
                     self._warned.add(found.key)
                     log.warning("%s", found.warning)

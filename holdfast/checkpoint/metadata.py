@@ -137,6 +137,7 @@ class Saved(Record):
             has a copy, if there is no near folder, or if the previous save failed for the same reason.
         slow_rank: the rank for which the other ranks waited; None if they didn't wait.
         warnings: problems of the program to show a person, such as a module that steps change but no checkpoint saves.
+        unkept: the names of such modules and of other copies of the weights.
     """
 
     path: str
@@ -150,6 +151,7 @@ class Saved(Record):
     near_problem: str = ""
     slow_rank: SlowRank | None = None
     warnings: tuple[str, ...] = ()
+    unkept: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:

@@ -387,6 +387,10 @@ class Commit(Record):
     unproved: list[Annotated[int, Field(ge=1)]] = Field(
         [], description="the numbers of the last commits whose steps began with a resume that no rehearsal has checked"
     )
+    unkept: list[str] = Field(
+        [],
+        description="values that steps change and no checkpoint contains, of which a run has warned, eight at most",
+    )
     records: dict[str, str] = Field(
         default_factory=dict,
         description="the records that this commit relies on, by name; see holdfast docs FORMAT; empty in older commits",
@@ -430,8 +434,10 @@ def describe_rehearsals(commit: Commit, run: str) -> str:
     if commit.inexact:
         return commit.inexact
     rehearsed = _describe_starts(commit)
+    if commit.unkept:
+        rehearsed += f"; no checkpoint contains {', '.join(commit.unkept)}"
     if not commit.unproved:
-        return f"continues exactly: {rehearsed}" if commit.rehearsed else rehearsed
+        return f"continues exactly: {rehearsed}" if commit.rehearsed and not commit.unkept else rehearsed
     numbers = ", ".join(map(str, commit.unproved))
     some = f"commits {numbers} begin" if len(commit.unproved) > 1 else f"commit {numbers} begins"
     audit = f"holdfast audit {run} --commit {commit.unproved[-1]}"

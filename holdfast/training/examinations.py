@@ -44,18 +44,20 @@ class OutsideCopies:
     before: dict[str, int] = field(default_factory=dict)
     saves: int = 0
 
-    def warn(self, recipe: Recipe) -> list[str]:
-        """Return a warning for each copy that steps have changed. Call it at each save; it warns of a copy once.
+    def find_changed(self, recipe: Recipe) -> dict[str, str]:
+        """Return a warning for each copy that steps have changed, by the copy's name. Call it at each save.
+
+        Each copy is returned once.
 
         A copy may change in few steps only. Reading all of them takes time, so that happens at the saves 1, 2, 4, 8 and
         so on.
         """
         self.saves += 1
         if not self.before or self.saves & (self.saves - 1):
-            return []
+            return {}
         found: dict[str, str] = pkgutil.resolve_name(f"{PRODUCTS}:describe_products")(recipe, self.before)
         self.before = {name: checksum for name, checksum in self.before.items() if name not in found}
-        return [*found.values()]
+        return found
 
 
 def find_outside_copies(recipe: Recipe) -> OutsideCopies:

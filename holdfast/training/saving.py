@@ -83,7 +83,8 @@ def begin_save(
         )
     described = {"trained_at": trained_at} | _describe_request(request) | _describe_save(training, probe, lines)
     record, gallery = training.record, training.record.gallery
-    warnings = () if request.is_aside else _list_warnings(training)
+    unkept = {} if request.is_aside else record.unkept.find_changed(training.recipe)
+    warnings = () if request.is_aside else (*record.warnings, *unkept.values())
     payload, shown = _take_payload(training), gallery.read() if request.is_aside else gallery.take()
     division = find_division(training, payload)
     if training.ranks.is_main or division is not None:
@@ -95,7 +96,7 @@ def begin_save(
             if not request.is_aside:
                 training.parent = saved.metadata.checkpoint_sha256
                 took = {"train_s": request.train_s, "slow_s": request.slow_s, "stall_s": stall_s.result()}
-                saved = saved.model_copy(update={**took, "warnings": warnings})
+                saved = saved.model_copy(update={**took, "warnings": warnings, "unkept": (*unkept,)})
             then(saved)
 
         save = checkpoint.CheckpointSave(
@@ -125,10 +126,6 @@ def _describe_request(request: SaveRequest) -> dict[str, Any]:
     """Return the fields of `checkpoint.Metadata` that the request contains."""
     found = {"train_s": request.train_s, "config_fingerprint": request.fingerprint, "environment": request.environment}
     return found if request.is_aside else found | {"is_last": request.is_urgent, "origin": request.origin}
-
-
-def _list_warnings(training: Training) -> tuple[str, ...]:
-    return (*training.record.warnings, *training.record.unkept.warn(training.recipe))
 
 
 def _describe_save(training: Training, probe: Probe, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -194,6 +194,11 @@ def test_an_attribute_of_the_model_that_differs_after_equal_steps_is_named_once(
     warnings = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "steps change model.calls (int), and no checkpoint contains it" in warnings[0]
+    newest = Journal(open_store(f"{tmp_path}/runs"), "run").newest()
+    assert newest is not None
+    assert newest.unkept == ["model.calls"]
+    assert newest.verdict.startswith("rehearsed from step")
+    assert newest.verdict.endswith("; no checkpoint contains model.calls")
 
 
 @WAYS

@@ -18,9 +18,9 @@ def test_an_average_that_only_an_evaluation_reads_is_warned_of_and_a_teacher_is_
     outside = find_outside_copies(recipe)
     with torch.no_grad():
         model[0].weight.add_(1)  # type: ignore[operator]
-    assert outside.warn(recipe) == []
+    assert outside.find_changed(recipe) == {}
     mean.weight.data.add_(1)
-    (line,) = outside.warn(recipe)
+    (line,) = outside.find_changed(recipe).values()
     assert line.startswith(f"{__file__}:")
     assert "steps change mean (Linear), and no checkpoint contains it" in line
     assert line.endswith('extras={"mean": mean}')
@@ -46,13 +46,13 @@ def test_a_dict_with_an_average_of_the_weights_is_warned_of() -> None:
     average = Average(model)
     recipe = make(model, fit, after_step=average.update)
     outside = find_outside_copies(recipe)
-    assert outside.warn(recipe) == outside.warn(recipe) == []
+    assert outside.find_changed(recipe) == outside.find_changed(recipe) == {}
     with torch.no_grad():
         model[0].weight.add_(1)  # type: ignore[operator]
     average.update()
-    assert outside.warn(recipe) == [], "all copies are read at the saves 1, 2, 4, 8 ..."
-    (line,) = outside.warn(recipe)
-    assert [outside.warn(recipe) for _ in range(5, 9)] == [[]] * 4, "one warning is enough"
+    assert outside.find_changed(recipe) == {}, "all copies are read at the saves 1, 2, 4, 8 ..."
+    (line,) = outside.find_changed(recipe).values()
+    assert [outside.find_changed(recipe) for _ in range(5, 9)] == [{}] * 4, "one warning is enough"
     assert line.startswith(f"{__file__}:")
     assert "steps change self.shadow (dict), and no checkpoint contains it" in line
 
@@ -60,4 +60,4 @@ def test_a_dict_with_an_average_of_the_weights_is_warned_of() -> None:
 def test_a_module_that_cannot_be_read_is_left_out() -> None:
     lazy, meta = nn.LazyLinear(1), nn.Linear(1, 1, device="meta")
     recipe = make(net(), fit, evaluate=lambda model: {"n": len([lazy, meta])})
-    assert find_outside_copies(recipe).warn(recipe) == []
+    assert find_outside_copies(recipe).find_changed(recipe) == {}
