@@ -36,18 +36,20 @@ POOLS = {
 ANSWERS_WITHIN_S = 60.0
 Template = dict[str, Any]
 Kind = Literal["process", "docker", "kubernetes"]
-Assignments = Annotated[list[str] | None, Parameter(name="--set")]
+Assignments = Annotated[list[str] | None, Parameter(name="--set", negative="")]
 
 app = App(name="python -m deployments.pools", help=__doc__.partition("\n")[0], version_flags=[])
 
 
 @app.default
-def main(kind: Kind, /, *, pool: list[str] | None = None, set_: Assignments = None) -> None:
+def main(
+    kind: Kind, /, *, pool: Annotated[list[str] | None, Parameter(negative="")] = None, set_: Assignments = None
+) -> None:
     """Make the work pools of a kind on the configured server, or update them.
 
     Args:
         kind: the kind of the pools, in which a flow run is a process of this repository, a container, or a Job.
-        pool: a pool to make, `stable` or `gpu`; both by default.
+        pool: make only this pool, `stable` or `gpu`; both by default.
         set_: NAME=VALUE: the default of a variable of the job template; VALUE is text or JSON.
     """
     check_server()

@@ -48,7 +48,8 @@ def attach(config: str | Path, overrides: Sequence[str] = ()) -> NoReturn:
     The launcher decides only the number of ranks. The configuration decides everything else: ``holdfast train`` with
     the same number of ranks trains the same bytes. Without a launcher this process is the only rank.
 
-    The call never returns: the process executes another program, and ends with the attempt. All ranks have the
+    The call never returns: in this process Holdfast's rank takes the script's place, so no code below the call runs.
+    The process ends with the attempt. All ranks have the
     attempt's exit code: 0 if the run is complete, 3 if it isn't and the launcher should start the processes again, 1
     and 2 as documented for commands.
 

@@ -129,7 +129,12 @@ def is_finished(journal: Journal, epochs: int) -> bool:
 
 
 class Outcome(BaseModel):
-    """The result of one attempt: whether the run is complete, and the last prune's report."""
+    """The result of one attempt.
+
+    Attributes:
+        complete: whether all steps of the run are committed.
+        retention: which checkpoints the last prune kept and deleted, and why; empty if nothing was pruned.
+    """
 
     complete: bool
     retention: dict[str, Any]

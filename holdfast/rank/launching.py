@@ -256,7 +256,10 @@ class Ranks:
         for other in others:
             if isinstance(event, other):
                 return event
-        raise RunStopped(f"a rank reported {type(event).__name__} where {kind.__name__} was expected")
+        raise RunStopped(
+            f"a rank reported {type(event).__name__} where {kind.__name__} was expected",
+            hint="start the run again; if this happens again, it is an error in Holdfast: please report it",
+        )
 
     def wake(self) -> None:
         """Queue a `Woken` event, to interrupt a caller of `next_event`. May be called from any thread."""

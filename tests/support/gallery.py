@@ -151,8 +151,8 @@ generate their data; nothing is downloaded.
 |---|---|---|---|
 {rows}
 
-Each killed run below ended with the same bytes as a run that was never killed. For a shorter run of each script, the
-tests kill the run once, stop it once, and compare the bytes in the same way. Except where a section says otherwise, the
+Each killed run below ended with the same bytes as a run that was never killed. The tests train a shorter run of each
+script, kill it once, stop it once, and compare the bytes in the same way. Except where a section says otherwise, the
 weights of these runs equal the weights of the script without Holdfast, bit for bit.
 
 To try a script, clone the repository, call `make setup`, and start the command that the script's section shows. Kill

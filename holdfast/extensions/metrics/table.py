@@ -51,7 +51,9 @@ _ROWS = (
     Metric("holdfast.durable", "counter", "s", "Seconds from the last step of a chunk until its commit counted."),
     Metric("holdfast.checkpoint", "counter", "By", "Bytes of the committed checkpoints."),
     Metric("holdfast.restore", "counter", "s", "Seconds in which checkpoints were read, verified and judged."),
-    Metric("holdfast.verdicts", "counter", "{verdict}", "Verdicts on checkpoints.", ("judge", "result")),
+    Metric(
+        "holdfast.verdicts", "counter", "{verdict}", "Checks of checkpoints, by check and result.", ("judge", "result")
+    ),
     Metric("holdfast.goodput", "gauge", "1", "Productive fraction of the available time."),
     Metric("holdfast.spent", "gauge", "s", "Seconds of the run's life, by bucket of its ledger.", ("bucket",)),
     Metric("holdfast.restarts", "counter", "{attempt}", "Attempts that ended early, by reason.", ("reason",)),

@@ -42,7 +42,7 @@ def plan(
     """Show the best length for the chunks of a run, and what it costs. With chunk = "auto", training uses that length.
 
     Args:
-        run: <store>/<run>; or a configuration (a .toml file), to compare the best chunks with the chunks that the
+        run: <store>/<run>; or a configuration (a .toml file), to compare the best length with the length that the
             configuration sets.
         audit_share: Also show what audits of this fraction of the training time cost, such as 0.01, and what they find.
         json: Print JSON.

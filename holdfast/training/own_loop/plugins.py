@@ -76,7 +76,8 @@ class Plugins:
             return
         if arguments.get("parallelism_config") is not None:
             raise RecipeError(
-                "Accelerator(parallelism_config=...): accelerate takes it only from the first accelerator of a process",
+                "Accelerator(parallelism_config=...): accelerate takes it only from a process's first accelerator, and "
+                "Holdfast has made one already",
                 hint='set compute.mesh and compute.parallel = "fsdp", or pass a mesh to run.data_parallel(mesh)',
             )
         plugin = arguments.get("fsdp_plugin")

@@ -62,8 +62,8 @@ def check_layout(models: Sequence[nn.Module], data: DataRanks, *, is_cut: bool, 
 def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool, is_gathered: bool) -> None:
     if is_cut and not is_gathered:
         raise RecipeError(
-            f"virtual ranks can't train {name!r}: FSDP2 shards the model, and not this parameter",
-            hint="fully_shard(model, ...) at the end of parallelize shards the remaining parameters",
+            f"virtual ranks can't train {name!r}: FSDP2 shards the model, but not this parameter",
+            hint="end your function parallelize with fully_shard(model, ...), which shards the remaining parameters",
         )
     if not is_gathered:
         ranks = parameter.device_mesh.mesh.flatten().tolist() if is_sharded(parameter) else []

@@ -57,7 +57,11 @@ def test_the_plugin_shards_the_model(nursery: Lives, tmp_path: Path) -> None:
         ("train", {"settings.how": "offloads"}, "FullyShardedDataParallelPlugin: cpu_offload"),
         ("train", {"settings.how": "ignores"}, "has left head.weight, head.bias unsharded: nothing would average"),
         ("train", {"compute.virtual_ranks": 2}, "FullyShardedDataParallelPlugin: compute.virtual_ranks = 2"),
-        ("meshed", {}, "Accelerator(parallelism_config=...): accelerate takes it only from the first accelerator"),
+        (
+            "meshed",
+            {},
+            "Accelerator(parallelism_config=...): accelerate takes it only from a process's first accelerator",
+        ),
         ("ignored", {}, "Accelerator(megatron_lm_plugin=...): the ranks have an accelerator already"),
         ("wrapped", {}, "run.wrap(model): accelerate shards models here"),
         ("forgotten", {}, "has left head.weight, head.bias unsharded: nothing would average"),

@@ -204,7 +204,7 @@ def test_what_data_ranks_compute_together_is_refused(
         (4, "{shard = 2, tensor = 2}", "parallelize", 1, "4: 2 data ranks, and there are only 1 virtual ranks"),
         (2, "{shard = 2}", "wide", 4, "FSDP2 cuts its dimension 1 over the data ranks"),
         (2, "{shard = 2}", "rounded", 4, "a single rank trains without fully_shard, and gets different bits"),
-        (2, "{tensor = 2}", "planned", 4, "FSDP2 shards the model, and not this parameter"),
+        (2, "{tensor = 2}", "planned", 4, "FSDP2 shards the model, but not this parameter"),
     ],
     ids=["too many data ranks", "columns", "precision", "a plan alone"],
 )
