@@ -35,8 +35,7 @@ from holdfast.attempt.pipeline import Chunk, Pipeline
 from holdfast.attempt.ranks import AttemptRanks, Uncommitted
 from holdfast.attempt.rehearsal import Rehearsals
 from holdfast.attempt.upkeep import Upkeep
-from holdfast.checkpoint import Saved
-from holdfast.checkpoint.near import Near
+from holdfast.checkpoint import Saved, open_near
 from holdfast.config import RunConfig
 from holdfast.errors import (
     ConfigError,
@@ -249,7 +248,7 @@ class Attempt:
             signing_key=signing_key,
             trusted_keys=trusted_keys,
             commit_adopted=self._commit_adopted,
-            near=Near.of(config),
+            near=open_near(config),
         )
         self._line.skip_records = skip_records
         self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)

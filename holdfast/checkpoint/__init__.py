@@ -33,7 +33,7 @@ from holdfast.checkpoint.metadata import (
 )
 from holdfast.checkpoint.payload import Payload, Piece, Tensor, copy_pieces, in_memory
 from holdfast.checkpoint.peers import assign_owners, list_batches
-from holdfast.checkpoint.saver import Saver, save
+from holdfast.checkpoint.saver import Saver, open_near, save
 from holdfast.checkpoint.trail import (
     Lines,
     name_trails,
@@ -54,19 +54,19 @@ from holdfast.checkpoint.verifying import (
 
 __all__ = [
     "COPIES",
-    "CheckpointSave",
-    "FileDamage",
     "HEADER_METADATA",
-    "Header",
-    "Lines",
     "METADATA",
     "METRICS",
-    "Metadata",
     "PAYLOAD",
+    "SHOWN",
+    "CheckpointSave",
+    "FileDamage",
+    "Header",
+    "Lines",
+    "Metadata",
     "Part",
     "Payload",
     "Piece",
-    "SHOWN",
     "Saved",
     "Saver",
     "Tensor",
@@ -77,8 +77,8 @@ __all__ = [
     "count_cores",
     "cut",
     "deserialize",
-    "digest_payload",
     "differences",
+    "digest_payload",
     "find_disagreements",
     "find_orphans",
     "find_parts",
@@ -90,15 +90,16 @@ __all__ = [
     "is_there",
     "list_batches",
     "name_trails",
+    "open_near",
     "read_checkpoint_lines",
     "read_commit_lines",
-    "read_trail_before",
     "read_committed",
     "read_ended_epoch",
     "read_headers",
     "read_metadata",
     "read_payload",
     "read_saved",
+    "read_trail_before",
     "save",
     "serialize",
     "serialize_tensors",

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from holdfast.checkpoint.files import FileDamage
 from holdfast.checkpoint.metadata import Saved, is_folder_name, read_metadata
 from holdfast.checkpoint.peers import Alone, Peers
-from holdfast.config import NearTier, RunConfig
+from holdfast.config import NearTier
 from holdfast.errors import HoldfastError, RecordDamaged, StoreFull
 from holdfast.journal import Commit, FileRecord
 from holdfast.machine import faults
-from holdfast.store import Store, open_store
+from holdfast.store import Store
 from holdfast.store.contract import translate_errors
 from holdfast.store.local import LocalStore
 
@@ -61,13 +61,6 @@ class Near:
         self._place = ""  # the name of the run's own folder
         self._problem: type[Exception] | None = None  # the error of the last save
         self._unsaid = ""  # the problem that was not reported yet
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "Near | None":
-        """Return the near copies of a configured run; None if it has no near folder."""
-        if config.near.folder is None:
-            return None
-        return cls(config.near, open_store(config.store).inside(config.run), config.run)
 
     def is_of(self, folder: Store) -> bool:
         """Return whether a folder on a store belongs to this run."""

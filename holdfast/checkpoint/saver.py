@@ -14,10 +14,10 @@ from holdfast.checkpoint.checkpoint_save import CheckpointSave, count_cores
 from holdfast.checkpoint.metadata import Saved
 from holdfast.checkpoint.parts import Written
 from holdfast.checkpoint.payload import Payload
-from holdfast.config import PART_BYTES
+from holdfast.config import PART_BYTES, RunConfig
 from holdfast.errors import StoreError
 from holdfast.memory import Buffers, Pin, Priority
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.near import Near
@@ -139,3 +139,12 @@ def save(
     saved = saver.wait()
     assert saved is not None
     return saved
+
+
+def open_near(config: RunConfig) -> "Near | None":
+    """Return the near copies of a configured run; None if it has no near folder."""
+    if config.near.folder is None:
+        return None
+    from holdfast.checkpoint.near import Near  # few runs have a near folder
+
+    return Near(config.near, open_store(config.store).inside(config.run), config.run)

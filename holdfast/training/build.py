@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import send_to_device
 
 from holdfast import state
-from holdfast.checkpoint import Saver
+from holdfast.checkpoint import Saver, open_near
 from holdfast.config import RunConfig
 from holdfast.data import (
     Batches,
@@ -118,11 +118,7 @@ class Training:
         self.progress = TrainingProgress()
         self.first = FirstBatch()
         self.parent = ""
-        part_bytes, pin, near = config.checkpoint.part_bytes, pinning(self.accelerator.device), None
-        if config.near.folder is not None:
-            from holdfast.checkpoint.near import Near  # few runs have a near folder
-
-            near = Near.of(config)
+        part_bytes, near, pin = config.checkpoint.part_bytes, open_near(config), pinning(self.accelerator.device)
         # Let fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still
         # intact.
         self.saver = Saver(part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near)

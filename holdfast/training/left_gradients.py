@@ -11,7 +11,7 @@ from torch.utils.weak import TensorWeakRef
 from holdfast.errors import RecipeError
 from holdfast.state import is_sharded, lay_as, local_of
 from holdfast.training.backward_passes import BackwardPasses
-from holdfast.training.optimizers import complete, list_stepped, parts_of, read_rates
+from holdfast.training.optimizers import complete_hooks, list_stepped, parts_of, read_rates
 from holdfast.training.unsynced import capture_unsynced, restore_unsynced
 
 # How a loop treats gradients after an optimizer's step(). NEW: unknown, because step() wasn't called yet. ONCE:
@@ -73,7 +73,7 @@ class Gradients:
         self._backward = BackwardPasses()
         self._is_regular = True  # whether every optimizer has stepped after the last backward pass of each step so far
         for number, part in enumerate(self._parts):
-            complete(part)
+            complete_hooks(part)
             part.register_step_pre_hook(functools.partial(self._note, number))
             part.register_step_post_hook(functools.partial(self._take, number))
 

@@ -116,7 +116,7 @@ def parts_of(optimizer: Any) -> Sequence[torch.optim.Optimizer]:
     return list(optimizer.parts.values()) if isinstance(optimizer, Optimizers) else [optimizer]
 
 
-def complete(optimizer: torch.optim.Optimizer) -> None:
+def complete_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer the attributes for hooks that it lacks because its class doesn't call torch's constructor.
 
     A wrapper such as Lookahead or opacus's ``DPOptimizer`` takes its groups and its state from the optimizer inside it.

@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.errors import RecipeError
 from holdfast.recipe import Recipe
 from holdfast.training.cooperation import Cooperation
-from holdfast.training.optimizers import complete, list_stepped, parts_of
+from holdfast.training.optimizers import complete_hooks, list_stepped, parts_of
 
 
 class Synchronized:
@@ -46,7 +46,7 @@ class Synchronized:
                 )
         others = [each for each in recipe.extras.values() if isinstance(each, torch.optim.Optimizer)]
         for optimizer in (*parts_of(recipe.optimizer), *others):
-            complete(optimizer)
+            complete_hooks(optimizer)
             optimizer.register_step_pre_hook(self._average)
 
     def share_buffers(self) -> None:

@@ -39,7 +39,7 @@ def test_a_changed_signature_changes_the_table() -> None:
     ).body
     assert [*spell("Sink", node)] == ["class Sink(Base)", "Sink.step: int = ...", "Sink.open(self, a, *, b=1) -> int"]
     text = TABLE.read_text("utf-8")
-    assert "\nRun.keep(self, *, leave_out: Sequence[str]=(), **objects: Any) -> None\n" in text
+    assert "\nRun.keep(self, /, *, leave_out: Sequence[str]=(), **objects: Any) -> None\n" in text
     assert not [name for name in NOT_PROMISED if f"\n{name}" in text]
 
 

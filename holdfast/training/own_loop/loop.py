@@ -367,7 +367,7 @@ class OwnLoop:
         if self._has_epochs:
             if data is not None and data is not self._loader and data is not self.fields.get("data"):
                 self.refuse(
-                    "run.batches(...) has other data than run.epochs(...), whose loader it reads",
+                    "run.batches(...) has different data than run.epochs(...), whose loader it reads",
                     hint="call run.batches() without arguments. To change an epoch's data, change the loader's "
                     "dataset or sampler",
                 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import RecipeError
-from holdfast.training.optimizers import complete, refuse_partitioned
+from holdfast.training.optimizers import complete_hooks, refuse_partitioned
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -38,10 +38,10 @@ def test_an_optimizer_that_divides_its_state_over_the_ranks_is_refused() -> None
 
 def test_an_optimizer_that_lacks_torchs_attributes_is_given_them_once() -> None:
     optimizer = Wrapper(torch.optim.SGD([*nn.Linear(1, 1).parameters()]))
-    complete(optimizer)
+    complete_hooks(optimizer)
     seen: list[object] = []
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
-    complete(optimizer)
+    complete_hooks(optimizer)
     optimizer.step()
     optimizer.register_load_state_dict_pre_hook(print)
     assert seen == [1]
