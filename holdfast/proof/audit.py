@@ -15,6 +15,7 @@ from holdfast.errors import GateTripped, StoreError, WrongUse
 from holdfast.extending import call_each, find_extensions
 from holdfast.journal import AuditRecord, Commit, Journal, now
 from holdfast.journal.audits import record_audit
+from holdfast.journal.records import describe_rehearsals
 from holdfast.journal.trainers import may_follow_resume
 from holdfast.journal.verdict import AuditVerdict, Consequences, OnFault
 from holdfast.machine.host import name_host
@@ -123,7 +124,7 @@ def audit_commit(
         "run": journal.run, "commit": commit.number, "path": commit.path, "start": begin.step if begin else 0,
         "stop": commit.step, "from_commit": begin.number if begin else 0, "resumes": span.resumes,
         "unchecked": span.unchecked, "expected": commit.checkpoint_sha256, "ranks": ranks,
-        "verdict": commit.verdict if commit.rehearsed or commit.inexact else "",
+        "verdict": describe_rehearsals(commit, journal.store.url) if commit.rehearsed or commit.inexact else "",
     }  # fmt: skip
     try:
         with replayed(journal, begin, commit, trust, ranks) as (saved, folder, present):
