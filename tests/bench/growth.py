@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.attempt import Line
 from holdfast.extensions.report.gathering import Gatherer
 from holdfast.extensions.report.page import make_page
 from holdfast.extensions.watch.reading import RunReader
@@ -23,8 +22,9 @@ from tests.bench import crowd, loop
 from tests.bench.counting import Tally, counted
 from tests.bench.frame import Benchmark, Row, ask, scratch, time_of
 from tests.bench.history import POLICY, RUN, History
+from tests.bench.journal import resume
 from tests.bench.saving import MB, Bench
-from tests.support.makers import SETTINGS, STEPS_PER_EPOCH
+from tests.support.makers import STEPS_PER_EPOCH
 
 COMMITS, MORE_COMMITS = (10, 1_000, 10_000), 100_000
 TENSORS, MORE_TENSORS = ("10", "400", "4000"), "40000"
@@ -75,11 +75,8 @@ def measure_commits(store: Store, commits: int) -> list[Row]:
     history = History(store, commits)
     journal = Journal(counted(store, tally), RUN)
 
-    def resume() -> None:
-        Line(journal, journal.attempts() + 1, SETTINGS, STEPS_PER_EPOCH).resume(lambda commit: None)
-
     operations: dict[str, Callable[[], object]] = {
-        "find what a resume continues from": resume,
+        "find what a resume continues from": lambda: resume(journal),
         "show": lambda: read_standing(journal),
         "watch, its start": lambda: RunReader(journal).begin(),
         "prune one checkpoint": lambda: prune_by_policy(journal, POLICY, STEPS_PER_EPOCH),

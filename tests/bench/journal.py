@@ -58,6 +58,13 @@ def _ratio(value: object, first: object) -> float | None:
     return round(value / first, 2) if isinstance(value, int) and isinstance(first, int) and first else None
 
 
+def resume(journal: Journal) -> Line:
+    """Find the number of a next attempt and what it continues from, and read no checkpoint; return its line."""
+    line = Line(journal, journal.attempts() + 1, SETTINGS, STEPS_PER_EPOCH)
+    line.resume(lambda commit: None)
+    return line
+
+
 class _Run:
     """One history, and the measurements on it. Each but the first leaves it a commit longer."""
 
@@ -103,8 +110,7 @@ class _Run:
         """An attempt finds its number and what it continues from. Loading that costs what a checkpoint costs."""
         journal = Journal(self.store, RUN)
         with self.tally.measuring():
-            line = Line(journal, journal.attempts() + 1, SETTINGS, STEPS_PER_EPOCH)
-            line.resume(lambda commit: None)
+            line = resume(journal)
         assert line.head
         assert line.head.number == self.history.commits
         return self._row("resume", case)
