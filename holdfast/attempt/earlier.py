@@ -219,11 +219,12 @@ class EarlierSteps:
         """
         if not owed.unregistered or self._rehearse == "record":
             return []
-        commits = self._journal.walk_back(head)
-        next_commit = next((each for each in commits if each.parent == owed.after), None)
+        later = None  # the commit that follows ``owed.after``; None if that is still the head
+        if head.number != owed.after:
+            later = next((each for each in self._journal.walk_back(head) if each.parent == owed.after), None)
         self._ranks.end_running()
         with contextlib.suppress(HoldfastError):  # the difference is reported without suspects
-            renew(None if head.number == owed.after else next_commit)
+            renew(later)
             return list_suspects(owed.unregistered, self._ranks.own.examine().unregistered)
         return []
 

@@ -118,8 +118,7 @@ class _RehearsalVerdict:
             del rehearsals[next(number for number, kind in enumerate(kinds) if kinds.count(kind) > 1)]
         earlier = self.rehearsed[: len(self.rehearsed) - len(self.rehearsals)]
         starts = (*earlier, *(each.start for each in rehearsals))[-REHEARSALS:]
-        made = _RehearsalVerdict(starts, tuple(rehearsals), cost_s=cost_s)
-        return replace(made, unproved=self.unproved, unkept=self.unkept)
+        return _RehearsalVerdict(starts, tuple(rehearsals), cost_s=cost_s, unproved=self.unproved, unkept=self.unkept)
 
 
 class Line:

@@ -179,7 +179,7 @@ class AttemptRanks:
         return name_host()
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Log the warnings of a save that this attempt hasn't logged before."""
+        """Log the warnings of a save, or of a rehearsal, that this attempt hasn't logged before."""
         for warning in warnings:
             if warning not in self._warned:
                 log.warning("%s", warning)

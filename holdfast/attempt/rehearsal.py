@@ -123,7 +123,6 @@ class Rehearsals:
         self._pending: Rehearsal | None = None
         self._lived: list[Rehearsed] = []  # the steps that the living ranks have trained for the rehearsal
         self._lived_at = 0.0  # when the living ranks had trained these steps, on the clock of `time.monotonic`
-        self._warned = set[tuple[str, str]]()  # the values of which a warning was given
         self._is_alone = False  # whether the program can't run twice at once
         # the trail of living ranks that a rehearsal has ended, while new ranks train the same steps
         self.left: list[dict[str, Any]] = []
@@ -409,10 +408,7 @@ class Rehearsals:
         with contextlib.suppress(HoldfastError):  # new ranks that die now have trained all steps
             unkept = find_unkept(lived, self._ranks.own.examine().unregistered)
             line.note_unkept(found.name for found in unkept)
-            for found in unkept:
-                if found.key not in self._warned:
-                    self._warned.add(found.key)
-                    log.warning("%s", found.warning)
+            self._ranks.warn([found.warning for found in unkept])
 
     def _note_equal(self, line: Line, rehearsal: Rehearsal) -> None:
         """Record that the rehearsal was equal. If the living ranks were set aside, continue the run in them."""

@@ -1,5 +1,6 @@
 """Several optimizers behind the interface of a single optimizer."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,6 @@ from holdfast.state import is_sharded, lay_as, strides_of
 
 # The keys of an optimizer's ``state_dict`` that torch fills.
 STATE, GROUPS = "state", "param_groups"
-# The attributes of every optimizer that contain hooks.
-HOOKS = {name for name in vars(torch.optim.SGD([torch.zeros(1)])) if name.endswith("_hooks")}
 
 
 class Optimizers:
@@ -121,10 +120,16 @@ def complete_hooks(optimizer: torch.optim.Optimizer) -> None:
 
     A wrapper such as Lookahead or opacus's ``DPOptimizer`` takes its groups and its state from the optimizer inside it.
     """
-    if HOOKS - vars(optimizer).keys():
+    if _list_hooks() - vars(optimizer).keys():
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = {}
         torch.optim.Optimizer.__setstate__(optimizer, {})  # what torch does for optimizers pickled by an old version
+
+
+@functools.cache
+def _list_hooks() -> set[str]:
+    """Return the names of the attributes for hooks that torch's constructor sets."""
+    return {name for name in vars(torch.optim.SGD([torch.zeros(1)])) if name.endswith("_hooks")}
 
 
 def read_rates(optimizer: Any) -> list[float]:
