@@ -6,7 +6,7 @@ import os
 from holdfast.errors import ConfigError
 
 WITHOUT_VARIABLE = "HOLDFAST_WITHOUT"
-NAMES = ("buffers", "huge pages", "direct", "priority", "pinning")
+NAMES = ("buffers", "huge pages", "direct", "priority", "pinning", "late compiler")
 
 
 def is_on(name: str) -> bool:

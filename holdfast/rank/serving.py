@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.config import Compute
 from holdfast.errors import HoldfastError, RankDied
 from holdfast.machine import heartbeats
+from holdfast.memory.late_compiler import load_compiler_late
 from holdfast.provenance import opened_files as opened
 from holdfast.rank.events import Events
 from holdfast.rank.failure import describe_failure
@@ -30,6 +31,7 @@ def main() -> int:
     """Run one rank to its end. Return its exit code, which is 0 if an order ended the rank."""
     events = Events()
     wait_to_proceed()
+    load_compiler_late()
     faulthandler.enable(file=2)  # so that a crash in native code writes its stack into the log
     config, commit = read_environment()
     built: list[Training] = []

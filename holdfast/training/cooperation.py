@@ -353,13 +353,10 @@ class SeparateRanks(Cooperation):
         if self.stages is not None or any(is_sharded(each.grad) for each in parameters):
             clip = pkgutil.resolve_name(f"{SHARDED}.clipping:clip_regions")
             return cast(Tensor, clip(self.accelerator, self.stages, parameters, limit))
-        if limit < math.inf:
-            clipped: Tensor = self.accelerator.clip_grad_norm_(parameters, limit)
-            return clipped
+        self.accelerator.unscale_gradients()
         # Don't call torch's clipping with an infinite limit: it would read the whole gradient again, and a single
         # infinite number would make the whole gradient NaN.
-        self.accelerator.unscale_gradients()
-        return take_local_norm(parameters)
+        return nn.utils.clip_grad_norm_(parameters, limit) if limit < math.inf else take_local_norm(parameters)
 
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
         return [each.samples for each in steps]

@@ -32,6 +32,9 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED, _ = (
 )  # fmt: skip
 
 
+# The packages that have wrappers of modules.
+OF_WRAPPERS = ("torch._dynamo", "torch.nn.parallel", "torch.distributed", "accelerate", "deepspeed")
+
 # Where a variable was found: in a user's own loop, or among the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"
 
@@ -113,7 +116,7 @@ def sort_kept(
     while waiting:
         name, each = waiting.pop(0)
         if isinstance(each, nn.Module) and not is_metric(each):
-            modules[name] = extract_model_from_parallel(each, keep_torch_compile=False)
+            modules[name] = _unwrap_module(each)
         elif isinstance(each, AcceleratedOptimizer):
             optimizers[name] = each.optimizer
         elif isinstance(each, torch.optim.Optimizer):
@@ -157,6 +160,18 @@ def sort_kept(
         # Objects of the user's classes load their own state, perhaps with other layers and groups than these.
         "contained": {name: each for name, each in _list_contained(extras) if inside.get(name) is each},
     }  # fmt: skip
+
+
+def _unwrap_module(module: nn.Module) -> nn.Module:
+    """Return the module inside a compiled module, DistributedDataParallel or another wrapper; others as they are.
+
+    accelerate loads torch's compiler and FSDP, which takes a second, to look for their wrappers. So ask accelerate only
+    if a class of the module comes from a package that has wrappers.
+    """
+    if "_orig_mod" in vars(module) or any(each.__module__.startswith(OF_WRAPPERS) for each in type(module).__mro__):
+        inner: nn.Module = extract_model_from_parallel(module, keep_torch_compile=False)
+        return inner
+    return module
 
 
 def _list_parts(

@@ -1,5 +1,6 @@
 """Changes to built modules and optimizers that their own ``state_dict`` doesn't contain, as an object with a state."""
 
+import functools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,11 @@ from holdfast.provenance.hyperparameters import is_hyperparameter
 from holdfast.state import is_sharded
 from holdfast.training.grouping import freeze, list_frozen
 
-# Attributes of every module and every optimizer, which torch uses itself.
-OF_TORCH = {*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))}
+
+@functools.cache
+def _list_of_torch() -> frozenset[str]:
+    """Return the names of the attributes of every module and every optimizer, which torch uses itself."""
+    return frozenset({*vars(nn.Module())} | {*vars(torch.optim.SGD([torch.zeros(1)]))})
 
 
 class Modes:
@@ -209,7 +213,7 @@ def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
     return {
         key: (value, _version_of(value))
         for key, value in vars(owner).items()
-        if key not in OF_TORCH and not isinstance(value, nn.Parameter) and _is_of_tensors(value)
+        if key not in _list_of_torch() and not isinstance(value, nn.Parameter) and _is_of_tensors(value)
     }
 
 

@@ -20,7 +20,7 @@ from holdfast.recipe.function import build_recipe
 from holdfast.state import is_sharded
 from holdfast.training.cooperation import Cooperation
 from holdfast.training.data_ranks import DataRanks
-from holdfast.training.devices import prepare_device
+from holdfast.training.devices import moves_model, prepare_device
 from holdfast.training.kept import GRADIENTS, PRUNED, Kept
 from holdfast.training.left_gradients import Gradients
 from holdfast.training.optimizers import Optimizers, parts_of, refuse_partitioned
@@ -151,9 +151,10 @@ class RecipeProgram(Program):
             # Each step begins without gradients. So gradients may be views of DDP's buckets, which saves the memory of
             # a copy.
             accelerator.ddp_handler.gradient_as_bucket_view = True
-            model = accelerator.prepare(recipe.model)
+            model = accelerator.prepare(recipe.model, device_placement=[moves_model(accelerator, recipe.model)])
         else:  # don't wrap in DDP: virtual ranks sum the gradients themselves, and FSDP2 sums the gradients of shards
-            model = accelerator.prepare_model(recipe.model, evaluation_mode=True)
+            is_moved = moves_model(accelerator, recipe.model)
+            model = accelerator.prepare_model(recipe.model, device_placement=is_moved, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):
             return model, Optimizers({name: accelerator.prepare(part) for name, part in optimizer.parts.items()})
         return model, accelerator.prepare(optimizer)

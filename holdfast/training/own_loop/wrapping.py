@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.config import RunConfig
 from holdfast.errors import RecipeError
 from holdfast.training.data_ranks import DataRanks, gather_data_ranks, separate
-from holdfast.training.devices import required_of_ddp
+from holdfast.training.devices import moves_model, required_of_ddp
 from holdfast.training.optimizers import refuse_partitioned
 from holdfast.training.own_loop.plugins import Plugins
 from holdfast.training.sharded.model import (
@@ -88,7 +88,8 @@ class Wrapping:
                 "run.wrap(model): accelerate shards models here, as Accelerator(fsdp_plugin=...) says",
                 hint="call model, optimizer = accelerator.prepare(model, optimizer) with that accelerator",
             )
-        wrapped = self._accelerator.prepare_model(model, evaluation_mode=is_bare)
+        is_moved = moves_model(self._accelerator, model)
+        wrapped = self._accelerator.prepare_model(model, device_placement=is_moved, evaluation_mode=is_bare)
         assert isinstance(wrapped, nn.Module)
         return wrapped
 
