@@ -1,8 +1,7 @@
 """Signals that tell a command to end: twice, in the run's last step, and while a step can't end in time."""
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from tests.conftest import (
     COMMAND_WITHIN_S,
     MICRO_BATCHES,
-    ROOT,
     Driver,
     Reference,
     assert_same_bytes,
@@ -20,38 +18,28 @@ from tests.conftest import (
     count_trained,
     kill_tree,
 )
+from tests.support.lives import Command
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = {
-    "holdfast train": ["holdfast.cli", "train"],
-    "flows.train": ["flows.train"],
-}
-
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Command]
 
 
-@pytest.fixture(params=COMMANDS)
+@pytest.fixture(params=["holdfast train", "flows.train"])
 def start(request: pytest.FixtureRequest, driver: Driver, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a command which trains the toy; end what is left of them."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Command] = []
 
-    def start(*settings: str, **environment: str) -> "subprocess.Popen[str]":
+    def start(*settings: str, **environment: str) -> Command:
         (tmp_path / "trained").mkdir(exist_ok=True)
         options = [option for setting in ("resume.training_probe=false", *settings) for option in ("--set", setting)]
         variables = driver.environment | {"TOY_TRAINED": str(tmp_path / "trained")} | environment
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", *COMMANDS[request.param], str(driver.config), *options],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+        arguments = [str(driver.config), *options]
+        if request.param == "flows.train":
+            processes.append(driver.nursery.start_flow("flows.train", arguments, dict(os.environ) | variables))
+        else:
+            command = "tests.support.forked:main", "train", *arguments
+            processes.append(driver.nursery.start_command(*command, environment=dict(os.environ) | variables))
         return processes[-1]
 
     yield start
@@ -75,7 +63,7 @@ def test_a_second_sigterm_does_not_end_the_save_of_the_first(start: Start, drive
     for _ in range(3):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
-    out, _ = process.communicate(timeout=COMMAND_WITHIN_S)
+    out = "".join(process.communicate(timeout=COMMAND_WITHIN_S))
     assert process.returncode == 128 + signal.SIGTERM, out
     newest = driver.journal().newest()
     assert newest is not None
@@ -89,7 +77,7 @@ def test_a_run_that_ends_in_its_last_step_is_complete(start: Start, driver: Driv
     process = start(TOY_DELAY_S="0.12")
     await_micro_batches(driver, reference.standing.step * MICRO_BATCHES - 1)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=COMMAND_WITHIN_S)
+    out = "".join(process.communicate(timeout=COMMAND_WITHIN_S))
     assert process.returncode == 0, out
     assert [ending.reason for ending in driver.journal().endings()] == ["completed"]
     assert_same_bytes(driver, reference)
@@ -104,7 +92,7 @@ def test_steps_that_could_not_be_saved_are_named(start: Start, driver: Driver, r
     while not list(driver.folder.glob("held.*.waits")):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=COMMAND_WITHIN_S)
+    out = "".join(process.communicate(timeout=COMMAND_WITHIN_S))
     assert process.returncode == 128 + signal.SIGTERM, out
     assert driver.journal().newest() is None
     trained = len((driver.folder / "trained" / "toy").read_text()) // MICRO_BATCHES

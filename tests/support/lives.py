@@ -408,6 +408,9 @@ def serve(requests: IO[str], answers: IO[str], files: socket.socket) -> None:
 
 def prepare() -> int:
     """Import what all processes need that are forked from this one. Return 0."""
+    from holdfast.memory.late_compiler import load_compiler_late
+
+    load_compiler_late()  # as in each rank
     with tempfile.TemporaryDirectory() as folder:  # a first training makes torch import a thousand more modules
         config = {
             "recipe": "tests.support.varied:averaged",
@@ -416,6 +419,7 @@ def prepare() -> int:
             "determinism": {"mode": "fast"},
         }
         live(config, 0, 1)  # in the mode "fast", so that each forked life sets determinism for itself
+    importlib.import_module("torch._dynamo")  # programs that need it would import it in each of their processes
     importlib.import_module("tests.support.forked")
     return 0
 
