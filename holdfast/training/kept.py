@@ -1,6 +1,7 @@
 """The objects that a loop passes to `Run.keep`, sorted as in a recipe: modules, optimizers, schedulers, extras."""
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -31,9 +32,8 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED, _ = (
     "modes", "gradients", "accumulation", "inner_optimizers", "pruned", ALLOCATORS
 )  # fmt: skip
 
-
-# The packages that have wrappers of modules.
-OF_WRAPPERS = ("torch._dynamo", "torch.nn.parallel", "torch.distributed", "accelerate", "deepspeed")
+# The packages with wrappers of modules that few programs load.
+WITH_WRAPPERS = {"torch._dynamo", "torch.distributed.fsdp", "deepspeed"}
 
 # Where a variable was found: in a user's own loop, or among the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"
@@ -165,10 +165,11 @@ def sort_kept(
 def _unwrap_module(module: nn.Module) -> nn.Module:
     """Return the module inside a compiled module, DistributedDataParallel or another wrapper; others as they are.
 
-    accelerate loads torch's compiler and FSDP, which takes a second, to look for their wrappers. So ask accelerate only
-    if a class of the module comes from a package that has wrappers.
+    To look for wrappers, accelerate loads torch's compiler and FSDP, which takes a second. Without these two, a module
+    can have no wrapper of theirs.
     """
-    if "_orig_mod" in vars(module) or any(each.__module__.startswith(OF_WRAPPERS) for each in type(module).__mro__):
+    has_wrappers = not sys.modules.keys().isdisjoint(WITH_WRAPPERS)
+    if has_wrappers or isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         inner: nn.Module = extract_model_from_parallel(module, keep_torch_compile=False)
         return inner
     return module

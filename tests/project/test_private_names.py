@@ -147,6 +147,12 @@ def find_names_of_unsharding() -> Any:
     return SimpleNamespace(**dict.fromkeys(parameter.init_unsharded_param.__code__.co_names))
 
 
+def find_names_of_steps() -> Any:
+    """An object with the name of the function that torch's decorator makes of an optimizer's step."""
+    decorated = importlib.import_module("torch.optim.optimizer")._use_grad_for_differentiable(lambda: None)
+    return SimpleNamespace(**{decorated.__code__.co_name: None})
+
+
 def find_fsdp_module() -> Any:
     return find_in_torch("distributed.fsdp")().FSDPModule
 
@@ -294,6 +300,7 @@ OWNERS = [
     Owner("", make_fsdp_state, "_mp_policy"),
     Owner("", make_fsdp_state, "_fsdp_param_groups _fsdp_param_group"),
     Owner("", find_names_of_unsharding, "_unsharded_param"),
+    Owner("", find_names_of_steps, "_use_grad"),
     Owner(
         "", make_optimizer_that_stepped, "_optimizer_load_state_dict_pre_hooks _optimizer_load_state_dict_post_hooks"
     ),
