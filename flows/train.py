@@ -1,30 +1,30 @@
 """Supervised training: ``python -m flows.train CONFIG.toml``, or `train` from Python, the UI or a schedule."""
 
-import contextlib
+if __name__ == "__main__":
+    import sys
+
+    from flows.command import app
+    from holdfast.terminal.command import run_app
+
+    sys.exit(run_app(app))
+
 import logging
-import signal
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tasks.untracked  # noqa: F401
 
-from cyclopts import App, Parameter
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.attempt import attempt
-from holdfast.attempt import started_ahead
-from holdfast.attempt.progress import log_plain_lines
-from holdfast.config import RunConfig, load_config
+from holdfast.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.journal import Journal
 from holdfast.keeping.retention import prune_run
-from holdfast.ledger.standing import Outcome, TrainResult, read_standing, stopped_early
+from holdfast.ledger.standing import Outcome, TrainResult, read_standing
 from holdfast.store import open_store
-from holdfast.terminal import interrupt, stamp
-from holdfast.terminal.command import EXIT_CODES, run_app
+from holdfast.terminal import interrupt
 from tasks import lost_runs, own_run, pool
 from tasks.heartbeat import heartbeat
 from tasks.hooks import cancelled_state
@@ -95,42 +95,9 @@ def _train(config: RunConfig, journal: Journal) -> TrainResult | State[Any]:
     return TrainResult.of(read_standing(journal), outcome, newest.epoch if newest else None)
 
 
-app = App(
-    name="python -m flows.train",
-    help="Train a run, or continue it from its last verified checkpoint. If it is killed, the same command continues "
-    "the run, to the same bytes.",
-    help_epilogue=EXIT_CODES,
-    help_format="plaintext",
-    version_flags=[],
-)
-
-
-@app.default
-def main(
-    config: Path,
-    *,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
-) -> None:
-    """Train a run, or continue it.
-
-    Args:
-        config: The run's configuration, a TOML file.
-        set_: key=value: change a setting, for example --set epochs=8 or --set settings.lr=0.001.
-    """
-    settings = load_config(config, set_ or [])
-    if settings.where != "here":
-        check_configured(f'where = "{settings.where}"')
-    log_plain_lines()
-    # While a flow runs, Prefect replaces this signal handler by its own, and calls this one after the flow has ended.
-    signal.signal(signal.SIGTERM, interrupt.end)
-    # Start the ranks now, in parallel to Prefect's server, because both starts take equally long.
-    ahead = started_ahead(settings) if settings.where == "here" else contextlib.nullcontext()
-    with ahead, server():
-        result = train(settings)
-    if not isinstance(result, TrainResult) or not result.complete:
-        raise stopped_early(settings.run)
-    print(f"{stamp(sys.stdout)}{result.describe(settings.store)}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_app(app))
+def train_with_server(config: RunConfig) -> TrainResult | State[Any]:
+    """Call `train` with the configured Prefect server, or with a temporary one."""
+    if config.where != "here":
+        check_configured(f'where = "{config.where}"')
+    with server():
+        return train(config)

@@ -49,7 +49,8 @@ def test_recipes_import_only_what_a_users_own_may() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["holdfast", "holdfast.cli", "holdfast.attempt", "holdfast.recipe", "holdfast.rank.spawn"]
+    "module",
+    ["holdfast", "holdfast.cli", "holdfast.attempt", "holdfast.recipe", "holdfast.rank.spawn", "flows.command"],
 )
 def test_light_imports(module: str) -> None:
     program = f"import {module}, sys; print([name for name in ('torch', 'prefect', 's3fs') if name in sys.modules])"

@@ -12,9 +12,10 @@ import prefect.context
 from cyclopts import App
 
 import flows.audit
+import flows.command
 import flows.evaluate
 import flows.prune
-import flows.train  # noqa: F401
+import flows.train
 from holdfast.attempt.progress import log_plain_lines
 from holdfast.machine import faults
 from holdfast.rank.launching import Ranks
@@ -26,7 +27,8 @@ from tests.support.lives import fork_server, ranks_of
 
 def run(module: str, arguments: list[str]) -> int:
     """Run ``python -m`` with a module of flows/."""
-    return _run(importlib.import_module(module).app, arguments)
+    found = flows.command if module == "flows.train" else importlib.import_module(module)
+    return _run(found.app, arguments)
 
 
 def call(name: str, parameters: dict[str, Any]) -> int:
