@@ -75,6 +75,9 @@ class Extension:
             An error that ends the attempt passes through it.
         disruption: a function without arguments, called when an attempt ends early, after its last save. The function
             returns why the platform takes this machine away, or an empty text; the attempt then counts as preempted.
+        cooperation: a function that takes the `RunConfig`, the recipe, accelerate's `Accelerator`, and the data ranks
+            or None. The function returns a `holdfast.training.cooperation.Cooperation`, with which any number of ranks
+            trains the same bytes. It is called if ``compute.virtual_ranks`` is set.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
             takes a run's journal and returns an SVG, or an empty text; ``comparison`` takes several journals and
             returns an HTML page; ``receipt`` audits a receipt for ``holdfast audit``, and returns the exit code;
@@ -91,6 +94,7 @@ class Extension:
     verdict: str = ""
     around: str = ""
     disruption: str = ""
+    cooperation: str = ""
     views: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -217,6 +221,18 @@ def find_view(name: str) -> Callable[..., Any] | None:
         ConfigError: the function can't be imported.
     """
     return next((_load(each, each.views[name]) for each in find_extensions() if name in each.views), None)
+
+
+def load_point(point: str) -> Callable[..., Any] | None:
+    """Import the function that the first extension has for a point; return None if no extension has one.
+
+    Args:
+        point: ``cooperation``.
+
+    Raises:
+        ConfigError: the function can't be imported.
+    """
+    return next((_load(each, name) for each in find_extensions() if (name := getattr(each, point))), None)
 
 
 def _load(extension: Extension, name: str) -> Any:

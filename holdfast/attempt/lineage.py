@@ -232,7 +232,7 @@ def promise_for(past: Past, present: Present) -> Verdict:
 
 
 def count_ranks(identity: dict[str, Any] | None) -> int | None:
-    """Return the number of ranks in a run's identity; None with virtual ranks, or if the identity was lost."""
+    """Return the number of ranks in a run's identity; None if the bytes don't depend on it, or it was lost."""
     ranks: int | None = (identity or {}).get("compute", {}).get("ranks")
     return ranks
 

@@ -57,7 +57,7 @@ def find_first(one: Sequence[Line], other: Sequence[Line]) -> Difference | None:
     """Return the first difference between two trails, or None. Compare only the steps and fields that both trails have.
 
     Args:
-        one: the trail whose ranks the result names. With virtual ranks the other trail may have a different number of
+        one: the trail whose ranks the result names. The other trail of a run with shares may have a different number of
             ranks.
     """
     others = {line["step"]: line for line in other}

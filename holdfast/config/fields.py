@@ -335,7 +335,7 @@ class Compute(Section):
     def _has_what_nodes_need(self) -> Self:
         if self.has_rendezvous and self.rendezvous is None:
             raise ValueError(f"nodes = {self.nodes!r} needs a rendezvous, such as node0.example:29500")
-        if isinstance(self.nodes, str) and not self.virtual_ranks:
+        if isinstance(self.nodes, str) and not self.is_rank_invariant:
             raise ValueError(f'nodes = "{self.nodes}" changes the number of ranks, which needs virtual_ranks')
         return self
 
@@ -392,12 +392,22 @@ class Compute(Section):
         return int(least), int(most or least)
 
     @property
+    def is_rank_invariant(self) -> bool:
+        """Return whether any number of data-parallel ranks trains the same bytes."""
+        return self.virtual_ranks > 0
+
+    @property
+    def invariance(self) -> str:
+        """Return the setting that decides `is_rank_invariant`, with its value, for messages."""
+        return f"compute.virtual_ranks = {self.virtual_ranks}"
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Return the settings that change the mathematics. The number of ranks is that of all nodes together."""
         identity = self.model_dump(include={"virtual_ranks" if self.virtual_ranks else "ranks", "mixed_precision"})
         if isinstance(identity.get("ranks"), int):
             identity["ranks"] *= self.node_range[0]
-        if self.virtual_ranks:  # bits are the same for any number of data-parallel ranks, sharded or not
+        if self.is_rank_invariant:  # sharded or not
             return identity | ({"mesh": {"tensor": self.tensor_ranks}} if self.tensor_ranks > 1 else {})
         if self.parallel == "ddp":
             return identity
@@ -405,18 +415,18 @@ class Compute(Section):
         return identity | {"parallel": self.parallel} | mesh
 
     def changed(self, **update: Any) -> Self:
-        """Return a copy with other ranks or nodes. With virtual ranks, resize the mesh's data-parallel dimensions.
+        """Return a copy with other ranks or nodes. If `is_rank_invariant`, resize the mesh's data-parallel dimensions.
 
         Raises:
-            ConfigError: the mesh's tensor dimension doesn't divide the number of ranks; or without virtual ranks the
-                mesh has a different number of ranks.
+            ConfigError: the mesh's tensor dimension doesn't divide the number of ranks; or the bytes depend on the
+                number of ranks, and the mesh has a different number.
         """
         found = self.model_copy(update=update)
         if found.mesh is None or found.ranks == "all":
             return found
         least, most = found.node_range
         ranks = found.ranks * least
-        if found.virtual_ranks:
+        if found.is_rank_invariant:
             return found.model_copy(update={"mesh": found.mesh.resize(ranks)})
         if least == most and ranks != found.mesh.size:
             raise ConfigError(
@@ -425,6 +435,12 @@ class Compute(Section):
                 "follows the number of ranks",
             )
         return found
+
+    def limit_ranks(self, count: int) -> int:
+        """Return the largest number of ranks, at most ``count``, that can train the run on one machine."""
+        if not self.is_rank_invariant:
+            return count
+        return max(1, min(count // self.tensor_ranks, self.virtual_ranks)) * self.tensor_ranks
 
     @property
     def tensor_ranks(self) -> int:
@@ -440,7 +456,7 @@ class Compute(Section):
     @property
     def gathered_ranks(self) -> int:
         """Return the number of ranks with which one machine trains the same bytes as all nodes together."""
-        return self.rank_count * (1 if self.virtual_ranks else self.node_range[0])
+        return self.rank_count * (1 if self.is_rank_invariant else self.node_range[0])
 
 
 class Resume(Section):

@@ -42,7 +42,7 @@ class Batches:
     Args:
         order: the order of map-style data; None for a stream.
         shares: the parts of each micro-batch that this rank trains, one after the other. A rank has several shares only
-            with virtual ranks and map-style data. In a step, all micro-batches of the first share come first.
+            of map-style data. In a step, all micro-batches of the first share come first.
         workers: the number of loader processes.
     """
 

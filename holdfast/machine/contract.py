@@ -99,7 +99,7 @@ TERMS = (
     Term("nccl", ("cuda",), "NCCL adds up the gradients of several ranks"),
     Term("variables", ("cuda",), "variables choose GPU kernels and workspaces", "those of the GPU", CUBLAS),
     Term(
-        "topology", (), "NCCL sums along the links; compared from three GPU ranks on, if not virtual",
+        "topology", (), "NCCL sums along the links; compared from three GPU ranks on, if the sum depends on them",
         source="NVIDIA/nccl#23, #1461",
     ),
     Term("driver", (), "torch and CUDA ship compiled kernels, so the driver changes no bits"),
@@ -152,7 +152,7 @@ def judge(
     because nothing can be promised about it. On a device without terms nothing is promised.
 
     Args:
-        ranks: the saved and the current number of ranks; None for an unknown number, or with virtual ranks.
+        ranks: the saved and the current number of ranks; None for an unknown number, or if the bits don't depend on it.
     """
     device = saved.get("device") or current.get("device")
     terms = terms_on(device)

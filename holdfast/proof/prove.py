@@ -140,7 +140,7 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
     option = f"--ranks {','.join(map(str, ranks))}"
     if min(ranks) < 1:
         raise WrongUse(f"{option}: expected numbers from 1 on")
-    if len({*ranks}) > 1 and not config.compute.virtual_ranks:
+    if len({*ranks}) > 1 and not config.compute.is_rank_invariant:
         raise WrongUse(
             f"{option}: without virtual ranks, equal bytes are not promised on a different number of ranks",
             hint="--set compute.virtual_ranks=8 trains the same bytes on 1 to 8 ranks; --ranks 2 proves one number",

@@ -104,12 +104,12 @@ def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
         number: None for the number in the configuration.
 
     Raises:
-        WrongUse: the number differs and the run has no virtual ranks, so that its bytes depend on the number.
+        WrongUse: the number differs, and the run's bytes depend on the number.
     """
     compute = config.compute
     if number is None or number == compute.ranks:
         return config
-    if not compute.virtual_ranks:
+    if not compute.is_rank_invariant:
         raise WrongUse(
             f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
             "bytes are not promised on a different number",

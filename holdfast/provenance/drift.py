@@ -41,7 +41,7 @@ def is_harmless(change: Change) -> bool:
 
 
 def is_of_ranks(change: Change) -> bool:
-    """Return whether a change is a different number of ranks in a run without virtual ranks."""
+    """Return whether a change is a different number of ranks, on which the run's bytes depend."""
     return change.kind == "value" and change.name == "compute.ranks"
 
 

@@ -1,9 +1,8 @@
 """A recipe that is built and ready to train in this process, with its progress."""
 
 import os
-import pkgutil
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import send_to_device
@@ -40,11 +39,6 @@ from holdfast.training.step_record import StepRecord, choose_every
 from holdfast.training.structure import Structure, has_own_loading
 from holdfast.training.synchronizing import Synchronized
 
-if TYPE_CHECKING:
-    from holdfast.training.virtual_ranks.step import VirtualRanks
-
-# named as text and imported late, because few runs have virtual ranks
-MAKE_VIRTUAL = "holdfast.training.virtual_ranks.step:make_virtual"
 NO_BATCH = "use more data, a smaller batch, or a loader without drop_last"
 
 
@@ -177,11 +171,6 @@ class Training:
         return Batches(recipe.data, recipe.collate, self.order, shares, recipe.grad_accum, seed, workers)
 
     @property
-    def virtual(self) -> "VirtualRanks | None":
-        """Return `ranks` if the configuration has virtual ranks; otherwise None."""
-        return cast("VirtualRanks", self.ranks) if self.config.compute.virtual_ranks else None
-
-    @property
     def samples_per_step(self) -> int:
         """Return the number of samples per step over all ranks; the number of batches if the batch size isn't known."""
         return (self.program.batch_size or 1) * self.recipe.grad_accum
@@ -276,12 +265,19 @@ def _make_ranks(config: RunConfig, program: Program) -> Cooperation:
     """Return how the ranks of a configuration cooperate.
 
     Raises:
-        ConfigError: virtual ranks can't train this program.
+        ConfigError: no extension makes the cooperation, or it can't train this program.
     """
-    if not config.compute.virtual_ranks:
+    if not config.compute.is_rank_invariant:
         return SeparateRanks(program.accelerator, program.data_ranks)
-    make_virtual = pkgutil.resolve_name(MAKE_VIRTUAL)
-    return cast(Cooperation, make_virtual(config, program.recipe, program.accelerator, program.data_ranks))
+    # imported late, because few runs need it
+    from holdfast.extending import load_point
+
+    if (make := load_point("cooperation")) is None:
+        raise ConfigError(
+            f"{config.compute.invariance}: no installed extension trains the same bytes on any number of ranks",
+            hint="install the complete package of Holdfast",
+        )
+    return cast(Cooperation, make(config, program.recipe, program.accelerator, program.data_ranks))
 
 
 def _list_roots(recipe: Recipe) -> dict[str, torch.nn.Module]:

@@ -47,8 +47,8 @@ def describe_built(training: Training) -> dict[str, Any]:
     if isinstance(recipe, Kept):
         found |= _describe_function("loop", recipe.function, seen)
         found |= _describe_constants(recipe.constants, training.ranks.number, seen)
-        # With virtual ranks, this is the only number of ranks on which the bits depend.
-        if training.virtual is not None:
+        # The only number of ranks on which the bits depend if any number of data ranks trains the same bits.
+        if training.ranks.has_common_state:
             found[f"{VARIABLES}run.ranks_of_a_sample"] = training.ranks.number // training.ranks.data.count
     found |= _describe_optimizer(recipe.optimizer)
     for name, schedule in name_schedules(recipe).items():

@@ -88,7 +88,7 @@ def copy_extras(training: Training) -> Callable[[], None]:
 
 
 def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any] | None = None) -> list[Any]:
-    """Return the states of all ranks, by rank; only one state if all ranks have equal states, or with virtual ranks.
+    """Return the states of all ranks, by rank; only one state if all ranks have equal states.
 
     Args:
         state: this rank's state of a component.
@@ -96,7 +96,7 @@ def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any]
         own: this rank's whole state. If no tensor in it is sharded, only the main rank gets the states of all ranks.
 
     Raises:
-        RecipeError: ranks that train virtual ranks have different states.
+        RecipeError: ranks that must have a common state have different states.
     """
     if not training.ranks.has_others:
         return [state]

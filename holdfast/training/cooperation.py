@@ -1,7 +1,7 @@
 """How the ranks of a training cooperate: how they divide the work, what they exchange, and which state they share.
 
 With `SeparateRanks` each rank trains one part of each batch, has its own random numbers, extras and position in the
-data, and the gradients are averaged. A different cooperation, such as virtual ranks, may cut a batch in other ways.
+data, and the gradients are averaged. A different cooperation may cut a batch in other ways.
 """
 
 import abc
@@ -48,12 +48,14 @@ class Cooperation(abc.ABC):
     Attributes:
         has_common_state: whether all ranks have the same generators, extras and position in the data; a checkpoint then
             contains them once.
-        sums_gradients: whether the ranks sum the gradients themselves, in place of DDP.
+        sums_gradients: whether the ranks sum the gradients themselves, in place of DDP. A user's own loop then takes
+            its batches from `take`.
         is_alone: whether this rank continues without the others, because one of them is lost; see `lone_save`.
         shares: the number of parts into which each batch is cut.
         data: the data-parallel rank of each rank. Ranks with the same data rank train the same samples.
         stages: the stages of a pipeline that the ranks hold; None if the model's tensors have the same names in all
             ranks, so that there is no pipeline.
+        numbers: the numbers that `log` has logged in the step, by name; see `mean`.
     """
 
     has_common_state: bool
@@ -62,10 +64,11 @@ class Cooperation(abc.ABC):
     def __init__(self, accelerator: Accelerator, shares: int, data: DataRanks | None = None) -> None:
         self.accelerator, self.shares = accelerator, shares
         self.data = data or separate(accelerator)
-        # Without virtual ranks, compute checksums as earlier versions did: earlier checkpoints contain such checksums.
+        # With DDP, compute checksums as earlier versions did: earlier checkpoints contain such checksums.
         count_by_place(self.sums_gradients)
         self.is_alone = False
         self.stages: Stages | None = None
+        self.numbers: dict[str, Tensor] = {}
         self._exchange: Exchange | None = None
 
     @property
@@ -224,6 +227,18 @@ class Cooperation(abc.ABC):
             names: a list to which this call adds the names of the micro-batches.
         """
 
+    def log(self, name: str, number: Tensor) -> None:
+        """Log a number of the present micro-batch: a float32 scalar. Only ranks that sum the gradients log numbers."""
+        raise NotImplementedError
+
+    def refuse_whole_batch(self) -> None:
+        """Raise RecipeError if a user's own loop has to take its batches from `take`, and not one by one."""
+        return
+
+    def refuse_missing_shares(self, step: int) -> None:
+        """Raise RecipeError if a user's own loop must take all batches of `take`, because it hasn't in this step."""
+        return
+
     @abc.abstractmethod
     def exchanging(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a micro-batch's backward pass, in which the ranks may exchange gradients."""
@@ -249,7 +264,7 @@ class Cooperation(abc.ABC):
         """Return the mean of each logged number over ranks and shares.
 
         Args:
-            numbers: this rank's value of each logged number: a scalar; with virtual ranks, a tensor of shape (shares,).
+            numbers: this rank's value of each logged number: a scalar, or a tensor of shape (shares,) from `numbers`.
         """
 
     @abc.abstractmethod
@@ -258,11 +273,11 @@ class Cooperation(abc.ABC):
 
     @abc.abstractmethod
     def name_samples(self, steps: Sequence[Unread], read_names: ReadNames) -> Iterable[list[str]]:
-        """Return, for each step, the names of this rank's micro-batches; with virtual ranks, of all shares."""
+        """Return, for each step, the names of this rank's micro-batches, or of all shares."""
 
     @abc.abstractmethod
     def describe_parts(self, step: Unread, drawn_from: str, components: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the facts that a trail records of this rank in a step; with virtual ranks, of each of its shares.
+        """Return the facts that a trail records of this rank in a step, or of each of its shares.
 
         `holdfast.checkpoint.departure` compares the facts of two trainings, so that a proof or an audit can name the
         rank in which the trainings differ first.

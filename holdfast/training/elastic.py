@@ -1,6 +1,6 @@
 """The resume of a checkpoint that a different number of ranks has saved.
 
-Without virtual ranks each rank has its own generators, extras and position in the data. If they are equal in all
+Usually each rank has its own generators, extras and position in the data. If they are equal in all
 ranks, any number of ranks can resume from them. If generators differ, they are seeded anew. If extras or positions
 differ, the resume is refused.
 """
@@ -32,7 +32,7 @@ def count_others(training: Training, saved: Mapping[str, Any]) -> int | None:
     """Return the number of ranks that saved a state; None if each present rank can continue one of the saved states.
 
     That is possible if the present ranks would save the same number of states, and if the same ranks train the same
-    samples (see `DataRanks`). With virtual ranks a single state is saved, which any number of ranks continues.
+    samples (see `DataRanks`). If all ranks have a common state, it is saved once, and any number of ranks continues.
     """
     others, ranks = len(saved["rng"]), training.ranks
     is_same = ranks.has_common_state or _list_data_ranks(saved) == [*ranks.data.numbers]

@@ -4,8 +4,8 @@ No collective is possible any more, so this rank needs everything for the checkp
 
 - Weights and the optimizer's state are the same in all ranks, and no step changes them before its gradients are summed.
   If a rank is lost before that, the sum fails in all ranks, and with it the step.
-- With virtual ranks all ranks have the same generators and buffers after each step, and keep a copy of the buffers from
-  before the step. Without virtual ranks each rank has its own generators, which are lost with the rank.
+- If the ranks have a common state (`Cooperation.has_common_state`), all have the same generators and buffers after each
+  step, and can undo a step. Otherwise each rank has its own generators, which are lost with the rank.
 - For steps whose numbers aren't read yet, the names of the other ranks' samples are read from the data again.
 
 A rank of a sharded model (FSDP2) has only a shard of the state, so it saves nothing. A rank whose state may be wrong

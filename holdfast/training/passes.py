@@ -10,9 +10,6 @@ from holdfast.errors import RecipeError
 from holdfast.training.build import Training
 from holdfast.training.left_gradients import Gradients
 
-# The hint for a loop that doesn't train the shares of its batches.
-BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtual_ranks = 0"
-
 
 class Taking:
     """The shares that a user's own loop takes in each step.
@@ -26,22 +23,18 @@ class Taking:
         self._has_begun = False
         self.log: Callable[[str, Tensor], None] | None = None
 
-    @property
-    def _setting(self) -> str:
-        return f"compute.virtual_ranks = {self._training.config.compute.virtual_ranks}"
-
     def take(self, names: list[str], numbers: dict[str, Tensor], next_batch: Callable[[], Any]) -> Iterator[Any]:
         """Yield the batches of a step; see `Step.shares`.
 
         Args:
             names: see `Cooperation.take`.
             numbers: a dict to which this call adds the numbers that the shares have logged.
-            next_batch: returns this rank's next batch; used without virtual ranks.
+            next_batch: returns this rank's next batch; used if each rank trains one share.
 
         Raises:
             RecipeError: the step's shares were taken already, or there is a gradient that no optimizer has used.
         """
-        training = self._training
+        training, ranks = self._training, self._training.ranks
         if self._has_begun:
             raise RecipeError(
                 f"step.shares() was called twice in step {training.progress.step + 1}",
@@ -49,10 +42,10 @@ class Taking:
             )
         self._has_begun = True
         self._gradients.clear()
-        if training.virtual is not None:
-            self.log = training.virtual.log
-            yield from training.virtual.take(training, names)
-            numbers |= training.virtual.numbers
+        if ranks.sums_gradients:
+            self.log = ranks.log
+            yield from ranks.take(training, names)
+            numbers |= ranks.numbers
         else:
             logged: dict[str, list[Tensor]] = {}
             self.log = lambda name, number: logged.setdefault(name, []).append(number)
@@ -62,15 +55,11 @@ class Taking:
         self.log = None
 
     def refuse_whole_batch(self) -> None:
-        """Raise RecipeError with virtual ranks: a loop then has to take its batches from `take`, and not one by one."""
-        if self._training.virtual is not None:
-            raise RecipeError(
-                f"{self._setting}: a whole batch was taken, but virtual ranks train a batch in shares", hint=BY_SHARES
-            )
+        """Raise RecipeError if a loop has to take its batches from `take`, and not one by one."""
+        self._training.ranks.refuse_whole_batch()
 
     def end_step(self) -> None:
-        """Raise RecipeError if, with virtual ranks, the loop hasn't trained all of this rank's shares of the step."""
-        if self._training.virtual is not None and (not self._has_begun or self.log is not None):
-            step = self._training.progress.step + 1
-            raise RecipeError(f"{self._setting}: step {step} has not trained all shares of its batch", hint=BY_SHARES)
+        """Raise RecipeError if the loop had to train all of this rank's shares of the step, and has not."""
+        if not self._has_begun or self.log is not None:
+            self._training.ranks.refuse_missing_shares(self._training.progress.step + 1)
         self._has_begun, self.log = False, None

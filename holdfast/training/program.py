@@ -152,7 +152,7 @@ class RecipeProgram(Program):
             # a copy.
             accelerator.ddp_handler.gradient_as_bucket_view = True
             model = accelerator.prepare(recipe.model, device_placement=[moves_model(accelerator, recipe.model)])
-        else:  # don't wrap in DDP: virtual ranks sum the gradients themselves, and FSDP2 sums the gradients of shards
+        else:  # don't wrap in DDP: the ranks sum the gradients themselves, or FSDP2 sums the gradients of shards
             is_moved = moves_model(accelerator, recipe.model)
             model = accelerator.prepare_model(recipe.model, device_placement=is_moved, evaluation_mode=True)
         if isinstance(optimizer, Optimizers):

@@ -87,7 +87,7 @@ def _read_numbers(training: Training) -> Iterator[float]:
 
 
 def _read_samples(training: Training) -> Iterator[str]:
-    """Return, for each unread step, a name of this rank's samples; with virtual ranks, of all shares' samples."""
+    """Return, for each unread step, a name of this rank's samples; see `Cooperation.name_samples`."""
     unread = [each for each, _ in training.record.unread]
     named = training.ranks.name_samples(unread, lambda *asked: training.batches.read_names(*asked))
     return (combine(names) if names else "" for names in named)

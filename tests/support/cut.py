@@ -140,7 +140,8 @@ def keep_earlier_checksums(folder: str) -> int:
 def keep_rows_alone(folder: str) -> int:
     """Train a step: between its rounds a rank keeps sums of its own rows, as few as a binary counter has ones."""
     training = Training(make_config(folder))
-    sums: Any = training.virtual and training.virtual.sums
+    virtual: Any = training.ranks
+    sums = virtual.sums
     add, ranks = sums.add, distributed.get_world_size()
 
     def look(turn: Any) -> None:

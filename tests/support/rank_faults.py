@@ -30,8 +30,8 @@ def take_the_first_share(training: Any) -> None:
 
 def keep_the_generators(training: Any) -> None:
     """Let the shares draw from the generators as they are; the step still ends with its own."""
-    right = training.virtual._reseed
-    training.virtual._reseed = lambda name: right(name) if name == "end" else None
+    right = training.ranks._reseed
+    training.ranks._reseed = lambda name: right(name) if name == "end" else None
 
 
 def grow_a_buffer(training: Any) -> None:
@@ -43,7 +43,7 @@ def sum_in_a_row(training: Any) -> None:
     from holdfast.training.virtual_ranks import buckets
     from holdfast.training.virtual_ranks.tree import Node
 
-    size = len(training.virtual.own)
+    size = len(training.ranks.own)
 
     class Row(buckets.TreeSum):
         def add(self, node: Node, value: Any) -> None:

@@ -365,7 +365,7 @@ class _Into:
         training, named = self._training, self._imported.generators
         states = [generators.list_states(name, value) for name, value in named.items()]
         found, others = generators.choose_own({name: state for each in states for name, state in each.items()})
-        if training.virtual is not None:
+        if training.ranks.has_common_state:
             self.lacks.append("generators of virtual ranks")
             return
         own = training.generators.state_dict()

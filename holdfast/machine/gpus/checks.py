@@ -22,8 +22,8 @@ TORCH_WITHIN_S = 300.0  # long, because importing torch from a cold disk takes a
 def settle_ranks(config: RunConfig) -> RunConfig:
     """Return the configuration with a number in place of ``compute.ranks = "all"``: one rank for each visible GPU.
 
-    Without a GPU the number is 1. With virtual ranks there are at most as many tensor-parallel groups as virtual ranks,
-    and only whole groups. A configuration that already has a number is returned unchanged.
+    Without a GPU the number is 1; see `Compute.limit_ranks`. A configuration that already has a number is returned
+    unchanged.
 
     Raises:
         ConfigError: the configuration's mesh has a different number of ranks.
@@ -33,9 +33,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
     if compute.ranks != "all":
         return config
     count = 1 if compute.device == "cpu" else max(1, _count_visible(compute))
-    if compute.virtual_ranks:
-        tensor = compute.tensor_ranks
-        count = max(1, min(count // tensor, compute.virtual_ranks)) * tensor
+    count = compute.limit_ranks(count)
     try:
         return config.with_ranks(count)
     except ConfigError as error:
@@ -45,8 +43,8 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with all ranks on this machine, for a command that trains on this machine alone.
 
-    torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. With virtual ranks any
-    number of ranks trains the same bytes, so only the ranks of one node are started.
+    torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. If any number of ranks
+    trains the same bytes, only the ranks of one node are started.
     """
     compute = config.compute
     if compute.nodes == 1 and compute.launcher == "torchrun":

@@ -262,7 +262,7 @@ class OwnLoop:
 
     def _spell_seed(self, name: str) -> str:
         """Return the text from which the seed of a generator of this rank is derived."""
-        rank = 0 if self.config.compute.virtual_ranks else self._wrapping.data.use()
+        rank = 0 if self.config.compute.is_rank_invariant else self._wrapping.data.use()
         return f"{self.config.seed}/{name}/{rank}"
 
     def make_generator(self, name: str, device: str | torch.device) -> torch.Generator:
@@ -695,7 +695,8 @@ class OwnLoop:
         assert training is not None
         if self._wrapping.sharded:
             shard_again(self._wrapping.sharded)
-            if training.virtual is None:  # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks
+            # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks.
+            if not training.ranks.sums_gradients:
                 training.ranks.share_saved_buffers(training.recipe.model)
 
     def _end_step(self, step: Step) -> None:
@@ -710,8 +711,8 @@ class OwnLoop:
         if training.record.is_watched:
             self._check_variables()
         training.progress.has_ended_epoch = False
-        accum = training.recipe.grad_accum
-        if training.virtual is None and training.recipe.batch_size is not None and len(self._noted.names) != accum:
+        accum, takes_whole = training.recipe.grad_accum, not training.ranks.sums_gradients
+        if takes_whole and training.recipe.batch_size is not None and len(self._noted.names) != accum:
             self.refuse(
                 f"step {step.number + 1} took {len(self._noted.names)} batches, expected {accum}: a resume computes "
                 "the position in the data from the number of steps",
@@ -719,7 +720,7 @@ class OwnLoop:
                 f"grad_accum={len(self._noted.names) or 1})",
             )
         per_step = training.batches_per_step
-        if training.program.skipped and training.virtual is None and len(self._noted.names) != per_step:
+        if training.program.skipped and takes_whole and len(self._noted.names) != per_step:
             self.refuse(
                 f"step {step.number + 1} took {len(self._noted.names)} batches, but a skipped step draws {per_step}",
                 hint="take one step.batch in each step, or set run.batches(dataset, ..., grad_accum=...)",

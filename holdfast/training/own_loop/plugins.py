@@ -105,8 +105,8 @@ class Plugins:
              isinstance(plugin.cpu_offload, CPUOffloadPolicy), "leave it out"),
             ("fp16, whose GradScaler sees a shard of the gradient",
              self._accelerator.mixed_precision == "fp16", 'compute.mixed_precision = "bf16"'),
-            (f"compute.virtual_ranks = {compute.virtual_ranks}: virtual ranks sum gradients in a different order",
-             bool(compute.virtual_ranks), 'use run.wrap(model) and compute.parallel = "fsdp" instead of the plugin'),
+            (f"{compute.invariance}: the ranks then sum gradients in a different order",
+             compute.is_rank_invariant, 'use run.wrap(model) and compute.parallel = "fsdp" instead of the plugin'),
             (f"the ranks train on {device}, and accelerate would shard the model over {torch_type}",
              device != torch_type, 'hide the GPUs from the run: CUDA_VISIBLE_DEVICES=""'),
         ):  # fmt: skip

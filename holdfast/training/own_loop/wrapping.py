@@ -80,7 +80,7 @@ class Wrapping:
         replaced = match_parameters(before, model)
         self._replaced += [each for each in before.values() if id(each) in replaced]
         self._placed.append(model)
-        is_bare = bool(self._config.compute.virtual_ranks) or is_cut(self._config, self._accelerator)
+        is_bare = self._config.compute.is_rank_invariant or is_cut(self._config, self._accelerator)
         # DDP refuses a model, such as a teacher, in which no parameter requires a gradient.
         is_bare |= not any(each.requires_grad for each in model.parameters())
         if self.plugins.is_fsdp and not is_bare:
@@ -96,7 +96,7 @@ class Wrapping:
     def check_kept(self, objects: Mapping[str, Any]) -> None:
         """Raise RecipeError if a kept optimizer or DistributedDataParallel doesn't fit the models from `wrap`."""
         replaced = {id(each) for each in self._replaced}
-        shares, required = self._config.compute.virtual_ranks, required_of_ddp(self._accelerator.num_processes)
+        compute, required = self._config.compute, required_of_ddp(self._accelerator.num_processes)
         for name, each in objects.items():
             refuse_partitioned(f"run.keep({name}=...)", each)
             groups = each.param_groups if isinstance(each, optim.Optimizer) else []
@@ -105,9 +105,9 @@ class Wrapping:
                     f"the optimizer {name!r} was built before run.wrap(model), which gave the model new parameters",
                     hint="build the optimizer from the model that run.wrap returns",
                 )
-            if shares and isinstance(each, DistributedDataParallel):
+            if compute.is_rank_invariant and isinstance(each, DistributedDataParallel):
                 raise RecipeError(
-                    f"compute.virtual_ranks = {shares}: {name!r} is a DistributedDataParallel, which sums gradients "
+                    f"{compute.invariance}: {name!r} is a DistributedDataParallel, which sums gradients "
                     f"in a different order",
                     hint=f"use {name} = run.wrap({name}) instead",
                 )
@@ -121,11 +121,12 @@ class Wrapping:
     def check_trained(self, trained: Mapping[str, nn.Module]) -> None:
         """Raise RecipeError if a trained module isn't sharded: its gradients would not be summed over the ranks."""
         self.plugins.check_trained(trained)
-        shares = self._config.compute.virtual_ranks
-        for name, module in trained.items() if shares and is_cut(self._config, self._accelerator) else ():
+        compute = self._config.compute
+        is_needed = compute.is_rank_invariant and is_cut(self._config, self._accelerator)
+        for name, module in trained.items() if is_needed else ():
             if not any(module is each for each in self._placed) and not list_fsdp_modules(module):
                 raise RecipeError(
-                    f"compute.virtual_ranks = {shares}: {name!r} is trained, and run.wrap has not sharded it",
+                    f"{compute.invariance}: {name!r} is trained, and run.wrap has not sharded it",
                     hint=f"call {name} = run.wrap({name}) before you build the optimizer",
                 )
 

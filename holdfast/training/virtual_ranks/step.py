@@ -39,6 +39,8 @@ from holdfast.training.virtual_ranks.whole import WholeSums
 
 # named as text, because it uses the built training, and the training uses this module
 TAKE_SHARES = "holdfast.training.share_step:take_shares"
+# The hint for a loop that doesn't train the shares of its batches.
+BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtual_ranks = 0"
 
 
 def make_virtual(
@@ -143,7 +145,6 @@ class VirtualRanks(Cooperation):
         self.turns = self.sums.turns
         self.own = [turn.share for turn in self.turns if turn.counts]
         self.is_first_step, self.is_last = True, False
-        self.numbers: dict[str, Tensor] = {}
         self._logged: dict[str, list[Tensor]] = {}  # the numbers logged in the present share
         self.facts: list[dict[str, str]] = []
         self.is_undoable = False
@@ -233,7 +234,6 @@ class VirtualRanks(Cooperation):
             self.numbers[name][turn.share] += torch.stack(logged).sum() / len(logged)
 
     def log(self, name: str, number: Tensor) -> None:
-        """Log a number of the present micro-batch: a float32 scalar."""
         self._logged.setdefault(name, []).append(number)
 
     def micro_batch(self, turn: Turn, *, is_last: bool) -> None:
@@ -248,6 +248,19 @@ class VirtualRanks(Cooperation):
     def take(self, training: Any, names: list[str]) -> Iterator[Any]:
         batches: Iterator[Any] = pkgutil.resolve_name(TAKE_SHARES)(training, self, names)
         return batches
+
+    def refuse_whole_batch(self) -> None:
+        raise RecipeError(
+            f"compute.virtual_ranks = {self.shares}: a whole batch was taken, but virtual ranks train a batch in "
+            "shares",
+            hint=BY_SHARES,
+        )
+
+    def refuse_missing_shares(self, step: int) -> None:
+        raise RecipeError(
+            f"compute.virtual_ranks = {self.shares}: step {step} has not trained all shares of its batch",
+            hint=BY_SHARES,
+        )
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:

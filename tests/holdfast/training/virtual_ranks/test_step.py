@@ -46,12 +46,12 @@ def test_the_gradient_is_the_mean_over_the_whole_batch(tmp_path: Path) -> None:
 
 def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path))
-    assert training.virtual is not None
+    virtual: Any = training.ranks
     drawn = []
     for step in (1, 1, 2):
-        with training.virtual.step(training.model, step):
-            for turn in training.virtual.turns:
-                with training.virtual.share(turn):
+        with virtual.step(training.model, step):
+            for turn in virtual.turns:
+                with virtual.share(turn):
                     drawn.append(torch.rand(()).item())
         drawn.append(torch.rand(()).item())
     once, again, next_step = (drawn[start : start + SHARES + 1] for start in range(0, len(drawn), SHARES + 1))
@@ -61,8 +61,8 @@ def test_each_share_has_random_numbers_of_its_own(tmp_path: Path) -> None:
 
 def fail_in_a_step(training: Training) -> None:
     """Train the first share of the next step, and fail, as a rank does that loses another one."""
-    virtual, loss = training.virtual, training.recipe.loss
-    assert virtual is not None
+    virtual: Any = training.ranks
+    loss = training.recipe.loss
     assert loss is not None
     begun = steps(training, training.progress.step + 1, lambda: False)
     next(begun)

@@ -1,0 +1,5 @@
+"""Virtual ranks: a step whose bits don't depend on the number of ranks that train it."""
+
+from holdfast.extending import Extension
+
+extension = Extension("virtual_ranks", cooperation="holdfast.training.virtual_ranks.step:make_virtual")
