@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.lives import Lives
 from tests.support.makers import Keys, make_key
 
 
@@ -10,3 +11,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     """Two keys: mine, and another's."""
     folder = tmp_path_factory.mktemp("keys")
     return [make_key(folder / "mine"), make_key(folder / "another")]
+
+
+@pytest.fixture
+def fsdp_imported(nursery: Lives) -> None:
+    """Spare each rank the import of FSDP2, which takes longer than what most of these tests do."""
+    nursery.load("torch.distributed.fsdp")

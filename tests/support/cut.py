@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from holdfast import Recipe
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.extensions.virtual_ranks.norm import clip_to, take_norm
 from holdfast.state import gather_whole
 from holdfast.state.checksum import checksum, checksum_together, count_by_place
 from holdfast.training import Training
 from holdfast.training.devices import prepare_device
 from holdfast.training.loop import train_step
-from holdfast.training.virtual_ranks.norm import clip_to, take_norm
 from tests.support import shares
 from tests.support.device import DEVICE
 from tests.support.sharded import launch_checks

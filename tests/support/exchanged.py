@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast import Recipe
 from holdfast.errors import RecipeError
+from holdfast.extensions.virtual_ranks.buckets import BucketSum
 from holdfast.training import Training
-from holdfast.training.virtual_ranks.buckets import BucketSum
 from tests.support import shares
 from tests.support.cut import make_config
 from tests.support.sharded import launch_checks

@@ -34,7 +34,7 @@ FIRST = (
     "holdfast/machine/test_self_test.py",
     "holdfast/rank/test_several_ranks.py",
     "holdfast/rank/test_sharded_ranks.py",
-    "holdfast/rank/test_virtual_ranks.py",
+    "holdfast/extensions/virtual_ranks/test_virtual_ranks.py",
     "holdfast/attempt/test_near.py",
 )
 WITHIN_VARIABLE, UNTIL_VARIABLE = "HOLDFAST_TEST_WITHIN_S", "HOLDFAST_TEST_UNTIL"

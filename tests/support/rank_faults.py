@@ -40,8 +40,8 @@ def grow_a_buffer(training: Any) -> None:
 
 def sum_in_a_row(training: Any) -> None:
     """Add the gradients of this rank's shares one after the other, not as the tree does."""
-    from holdfast.training.virtual_ranks import buckets
-    from holdfast.training.virtual_ranks.tree import Node
+    from holdfast.extensions.virtual_ranks import buckets
+    from holdfast.extensions.virtual_ranks.tree import Node
 
     size = len(training.ranks.own)
 

@@ -36,7 +36,7 @@ QUICK = (
     "tests/project/test_private_names.py", "tests/holdfast/adapters", "tests/holdfast/data/test_streams.py",
     "tests/holdfast/state/test_generators.py", "tests/holdfast/state/test_round_trips.py",
     "tests/holdfast/training/test_composed_schedulers.py", "tests/holdfast/training/sharded",
-    "tests/holdfast/training/virtual_ranks/test_step.py", "tests/tasks", "tests/flows",
+    "tests/holdfast/extensions/virtual_ranks/test_step.py", "tests/tasks", "tests/flows",
 )  # fmt: skip
 # A run through Prefect's flow, killed and continued.
 REAL = ("tests/flows/test_main_job.py",)

@@ -2,4 +2,4 @@
 
 from holdfast.extending import Extension
 
-extension = Extension("virtual_ranks", cooperation="holdfast.training.virtual_ranks.step:make_virtual")
+extension = Extension("virtual_ranks", cooperation="holdfast.extensions.virtual_ranks.cooperation:make_virtual")

@@ -6,12 +6,6 @@ from tests.support.lives import Lives
 from tests.support.machines import LONG
 
 
-@pytest.fixture
-def fsdp_imported(nursery: Lives) -> None:
-    """Spare each rank the import of FSDP2, which takes longer than what most of these tests do."""
-    nursery.load("torch.distributed.fsdp")
-
-
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str:
     """Return what the run `LONG` prints that was never interrupted, and had one rank on this machine."""

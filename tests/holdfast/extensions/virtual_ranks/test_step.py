@@ -10,13 +10,13 @@ from torch import nn
 
 from holdfast.config import Compute, Determinism, RunConfig
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.extensions.virtual_ranks.blocks import ShardSums
+from holdfast.extensions.virtual_ranks.buckets import make_buckets
+from holdfast.extensions.virtual_ranks.step import check_ranks
+from holdfast.extensions.virtual_ranks.whole import WholeSums
 from holdfast.training import Training, go_back
 from holdfast.training.loop import steps, train_step
 from holdfast.training.recording import read_lines
-from holdfast.training.virtual_ranks.blocks import ShardSums
-from holdfast.training.virtual_ranks.buckets import make_buckets
-from holdfast.training.virtual_ranks.step import check_ranks
-from holdfast.training.virtual_ranks.whole import WholeSums
 from tests.support.shares import Counted
 from tests.support.trainings import live_in_chunks, train_to
 

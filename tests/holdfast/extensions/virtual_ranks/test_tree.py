@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts, split_leaves, sum_columns
+from holdfast.extensions.virtual_ranks.tree import Node, TreeSum, list_parts, split_leaves, sum_columns
 
 
 def add_leaves(values: torch.Tensor, block: range) -> TreeSum:

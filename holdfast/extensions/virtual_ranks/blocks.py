@@ -21,12 +21,12 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from holdfast.errors import RecipeError
+from holdfast.extensions.virtual_ranks.buckets import Turn, refuse_sparse
+from holdfast.extensions.virtual_ranks.tree import Node, TreeSum
 from holdfast.state import local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.training.data_ranks import find_grid
 from holdfast.training.fsdp_modules import list_fsdp_modules
-from holdfast.training.virtual_ranks.buckets import Turn, refuse_sparse
-from holdfast.training.virtual_ranks.tree import Node, TreeSum
 
 # The hint for a model that uses its blocks in a way that these sums don't support.
 HINT = 'call the same blocks in every forward pass, or set compute.parallel = "ddp"'

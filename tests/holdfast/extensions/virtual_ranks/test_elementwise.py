@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import ConfigError
+from holdfast.extensions.virtual_ranks.elementwise import check_elementwise
 from holdfast.training.optimizers import Optimizers
-from holdfast.training.virtual_ranks.elementwise import check_elementwise
 
 CPU = torch.device("cpu")
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
+from holdfast.extensions.virtual_ranks.tree import Node, TreeSum, list_parts
 from holdfast.state import is_sharded, local_of
 from holdfast.state.checksum import checksum, checksum_together, join_checksums
 from holdfast.state.shards import cut_like
-from holdfast.training.virtual_ranks.tree import Node, TreeSum, list_parts
 
 # Gradients are summed in pieces of about this size, as in DDP.
 BUCKET_BYTES = 25 * 2**20

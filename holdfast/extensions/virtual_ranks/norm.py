@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, distributed
 
+from holdfast.extensions.virtual_ranks.buckets import pack_alike
+from holdfast.extensions.virtual_ranks.tree import sum_columns
 from holdfast.state import is_sharded
 from holdfast.state.shards import TensorHolders, find_holders, list_alike
 from holdfast.state.tensor_forms import local_of
-from holdfast.training.virtual_ranks.buckets import pack_alike
-from holdfast.training.virtual_ranks.tree import sum_columns
 
 # The maximum number of values that are squared at once. On a CPU they have to fit into the caches. On a GPU there are
 # more, so that fewer kernels are launched.

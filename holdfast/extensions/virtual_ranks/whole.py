@@ -1,9 +1,8 @@
 """The sums of gradients over the shares of a batch, for ranks that each hold the whole model.
 
 A rank trains a contiguous block of the shares. It adds each share's gradient to the tree at once, so that it only keeps
-the few sums of the block's subtrees. The ranks then exchange these sums bucket by bucket
-(`holdfast.training.virtual_ranks.buckets`). If Holdfast runs the training loop, the exchange begins during the backward
-pass of a rank's last share.
+the few sums of the block's subtrees. The ranks then exchange these sums bucket by bucket (`buckets`). If Holdfast runs
+the training loop, the exchange begins during the backward pass of a rank's last share.
 """
 
 import contextlib
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from holdfast.errors import RecipeError
-from holdfast.state.checksum import checksum_together
-from holdfast.training.virtual_ranks.buckets import (
+from holdfast.extensions.virtual_ranks.buckets import (
     Bucket,
     BucketSum,
     Turn,
@@ -23,7 +21,8 @@ from holdfast.training.virtual_ranks.buckets import (
     make_buckets,
     refuse_sparse,
 )
-from holdfast.training.virtual_ranks.tree import split_leaves
+from holdfast.extensions.virtual_ranks.tree import split_leaves
+from holdfast.state.checksum import checksum_together
 
 # The hint for a model whose gradients can't be exchanged while the backward pass continues.
 HINT = "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"

@@ -2,13 +2,11 @@
 
 A step's batch is cut into V shares. Each share has its own random numbers, which follow from seed, step and share, and
 begins with the same buffers. The shares' gradients are summed in the order of a fixed binary tree. Any number of ranks
-up to V can train the shares. Each rank holds the whole model (`holdfast.training.virtual_ranks.whole`) or a part of the
-model (`holdfast.training.virtual_ranks.blocks`).
+up to V can train the shares. Each rank holds the whole model (`whole`) or a part of the model (`blocks`).
 """
 
 import contextlib
 import math
-import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,91 +14,26 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, distributed, nn
 
-from holdfast.config import RunConfig
-from holdfast.data import Share, combine, is_stream, list_batch_sizes, list_divisors
+from holdfast.data import Share, combine
 from holdfast.errors import ConfigError, RecipeError
+from holdfast.extensions.virtual_ranks.blocks import ShardSums
+from holdfast.extensions.virtual_ranks.buckets import Turn
+from holdfast.extensions.virtual_ranks.elementwise import check_elementwise
+from holdfast.extensions.virtual_ranks.layout import check_layout, check_one_model, check_order
+from holdfast.extensions.virtual_ranks.norm import clip_to, take_norm
+from holdfast.extensions.virtual_ranks.share_step import take_shares
+from holdfast.extensions.virtual_ranks.tree import sum_columns
+from holdfast.extensions.virtual_ranks.whole import WholeSums
 from holdfast.machine import determinism, heartbeats
-from holdfast.recipe import Recipe
 from holdfast.state import capture_rng, digest_rng
 from holdfast.state.checksum import checksum_together
 from holdfast.state.layout import copy_into
 from holdfast.training.cooperation import Cooperation, ReadNames
 from holdfast.training.data_ranks import DataRanks
-from holdfast.training.optimizers import list_stepped
-from holdfast.training.sharded.model import is_cut, list_fsdp_modules
 from holdfast.training.step_record import Unread
-from holdfast.training.virtual_ranks.blocks import ShardSums
-from holdfast.training.virtual_ranks.buckets import Turn
-from holdfast.training.virtual_ranks.elementwise import check_elementwise
-from holdfast.training.virtual_ranks.layout import check_layout, check_one_model, check_order
-from holdfast.training.virtual_ranks.norm import clip_to, take_norm
-from holdfast.training.virtual_ranks.tree import sum_columns
-from holdfast.training.virtual_ranks.whole import WholeSums
 
-# named as text, because it uses the built training, and the training uses this module
-TAKE_SHARES = "holdfast.training.share_step:take_shares"
 # The hint for a loop that doesn't train the shares of its batches.
 BY_SHARES = "take batches by `for batch in step.shares():`, or set compute.virtual_ranks = 0"
-
-
-def make_virtual(
-    config: RunConfig, recipe: Recipe, accelerator: Accelerator, data: DataRanks | None = None
-) -> "VirtualRanks":
-    """Return the `VirtualRanks` that the configuration asks for.
-
-    Args:
-        data: the data ranks, if some ranks train the same samples.
-
-    Raises:
-        ConfigError: virtual ranks can't train this program, or there are more data ranks than virtual ranks.
-    """
-    shares, sizes = config.compute.virtual_ranks, _list_sizes(recipe)
-    uneven = next((size for size in sizes if size % shares), 0)
-    if recipe.loss is None and not recipe.has_own_loop:
-        problem, hint = "with Recipe(step=...)", "return a Recipe with a loss, or leave virtual_ranks out"
-    elif not sizes:
-        problem, hint = "data that can't be cut into shares", _HINTS[recipe.has_own_loop]
-    elif uneven and uneven == sizes[0]:
-        hint = f"a number of virtual ranks that divides {uneven}: {list_divisors(uneven)}"
-        problem = f"a batch of {uneven} samples in equal shares"
-    elif uneven:
-        problem, hint = f"a pass's last batch of {uneven} samples in equal shares", "drop_last=True"
-    elif recipe.batch_size is None and recipe.grad_accum > 1:
-        problem, hint = "several batches of a loader in a step", "grad_accum = 1 and a larger batch_size"
-    elif config.compute.mixed_precision == "fp16":
-        problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
-    elif not _trains_model_alone(recipe):
-        problem, hint = "more than Recipe(model=...)", "put all modules that learn into Recipe(model=...)"
-    elif layers := [name for name, each in recipe.model.named_modules() if isinstance(each, nn.SyncBatchNorm)]:
-        problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
-        hint = "leave convert_sync_batchnorm out: each share then has its own batch statistics"
-    else:
-        cut = bool(list_fsdp_modules(recipe.model)) if recipe.has_own_loop else is_cut(config, accelerator)
-        return VirtualRanks(shares, accelerator, config.seed, data, is_cut=cut)
-    raise ConfigError(f"compute.virtual_ranks = {shares}: virtual ranks can't train {problem}", hint=hint)
-
-
-# The hint for data that can't be cut into shares: for a recipe (False), and for the user's own loop (True).
-_HINTS = {
-    False: "use map-style data with a batch_size, or a DataLoader over it",
-    True: "use run.batches(dataset, batch_size=...) or run.steps(loader), of a map-style dataset, and step.shares()",
-}
-
-
-def _list_sizes(recipe: Recipe) -> list[int]:
-    """Return the distinct sizes of the batches to cut into shares. A loader's last batch may be smaller than others.
-
-    The list is empty for a stream, which isn't cut, and for a loader whose batch sizes aren't known.
-    """
-    if recipe.batch_size is None:
-        return list_batch_sizes(recipe.data)
-    return [] if is_stream(recipe.data) else [recipe.batch_size]
-
-
-def _trains_model_alone(recipe: Recipe) -> bool:
-    """Return whether the recipe's optimizers step only the model's parameters, and no extra is trained with them."""
-    own = {id(each) for each in recipe.model.parameters()}
-    return not recipe.synchronized and all(id(each) in own for each in list_stepped(recipe.optimizer))
 
 
 class VirtualRanks(Cooperation):
@@ -246,8 +179,7 @@ class VirtualRanks(Cooperation):
         return [turn.counts for turn in self.turns]
 
     def take(self, training: Any, names: list[str]) -> Iterator[Any]:
-        batches: Iterator[Any] = pkgutil.resolve_name(TAKE_SHARES)(training, self, names)
-        return batches
+        return take_shares(training, self, names)
 
     def refuse_whole_batch(self) -> None:
         raise RecipeError(
