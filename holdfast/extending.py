@@ -78,6 +78,8 @@ class Extension:
         cooperation: a function that takes the `RunConfig`, the recipe, accelerate's `Accelerator`, and the data ranks
             or None. The function returns a `holdfast.training.cooperation.Cooperation`, with which any number of ranks
             trains the same bytes. It is called if ``compute.virtual_ranks`` is set.
+        launchers: by name, further launchers for ``compute.launcher``, which start the ranks on a cluster's nodes; each
+            is a `holdfast.rank.spawn.ClusterLauncher`.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
             takes a run's journal and returns an SVG, or an empty text; ``comparison`` takes several journals and
             returns an HTML page; ``receipt`` audits a receipt for ``holdfast audit``, and returns the exit code;
@@ -95,6 +97,7 @@ class Extension:
     around: str = ""
     disruption: str = ""
     cooperation: str = ""
+    launchers: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -202,8 +205,10 @@ def check_tables(config: "RunConfig") -> None:
     """Check that each table ``[extensions.NAME]`` is that of an installed extension, which accepts it.
 
     Raises:
-        ConfigError: a table is wrong.
+        ConfigError: a table is wrong, or no installed extension has the launcher.
     """
+    if config.compute.has_cluster:
+        load_launcher(config.compute.launcher)
     known = {each.name: each for each in find_extensions() if each.settings}
     for name in config.extensions:
         if name not in known:
@@ -233,6 +238,21 @@ def load_point(point: str) -> Callable[..., Any] | None:
         ConfigError: the function can't be imported.
     """
     return next((_load(each, name) for each in find_extensions() if (name := getattr(each, point))), None)
+
+
+def load_launcher(name: str) -> Any:
+    """Import the launcher of this name.
+
+    Raises:
+        ConfigError: no installed extension has it, or it can't be imported.
+    """
+    known = {each: extension for extension in find_extensions() for each in extension.launchers}
+    if name not in known:
+        raise ConfigError(
+            f'compute.launcher = "{name}": no installed extension has this launcher',
+            hint=f"known: {', '.join(['torchrun', *known])}",
+        )
+    return _load(known[name], known[name].launchers[name])
 
 
 def _load(extension: Extension, name: str) -> Any:

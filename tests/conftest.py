@@ -60,7 +60,7 @@ ENDS_WITH_PARENT = "data:text/javascript,process.stdin.resume().on('end', () => 
 LONGEST = (
     "flows/test_pool.py",
     "flows/test_local.py",
-    "holdfast/rank/ray/test_cluster.py",
+    "holdfast/extensions/ray/test_cluster.py",
     "infra/test_docker_pool.py",
     "infra/test_kubernetes_pool.py",
     "flows/test_gpu_workers.py",

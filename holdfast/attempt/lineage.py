@@ -244,7 +244,7 @@ def describe_job(compute: Compute) -> dict[str, Any]:
     """
     job = find_job()
     found: dict[str, Any] = {JOB: {"name": job.name, "restarts": job.restarts}} if job else {}
-    return found | ({NODES: str(compute.nodes)} if compute.has_nodes or compute.has_ray else {})
+    return found | ({NODES: str(compute.nodes)} if compute.has_nodes or compute.has_cluster else {})
 
 
 def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:

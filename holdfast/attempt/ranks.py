@@ -34,7 +34,7 @@ from holdfast.provenance.sources import hash_sources
 from holdfast.rank.launching import Ranks
 from holdfast.rank.messages import Problem, Ready, Restored
 from holdfast.rank.process import find_node
-from holdfast.rank.rendezvous import describe_node_wait
+from holdfast.rank.spawn import describe_rank_wait
 from holdfast.recipe.function import split_recipe
 from holdfast.recipe.probe import Gate
 from holdfast.terminal import counted
@@ -149,8 +149,8 @@ class AttemptRanks:
             raise ConfigError(
                 f"node {node} can't run an attempt: only node 0 does", hint=f"start node {node} with holdfast train"
             )
-        if compute.has_rendezvous or compute.has_ray:
-            log.info("%s%s", REHEARSAL if self._aside is not None else "", describe_node_wait(compute))
+        if compute.has_rendezvous or compute.has_cluster:
+            log.info("%s%s", REHEARSAL if self._aside is not None else "", describe_rank_wait(compute))
         self.running = self.ahead.take(self.config, self._number, newest)
         if self.running is None:
             self.running = start_ranks(self.config, self._number, newest, patience=PATIENCE**self.hangs)
@@ -187,7 +187,7 @@ class AttemptRanks:
 
     def _check_gpus(self, ranks: Ranks) -> int:
         """Check the GPUs that these ranks take, and return their number. On an error, end the ranks at once."""
-        if self.config.compute.has_ray:
+        if self.config.compute.has_cluster:
             return 0  # with several nodes, each node checks its own GPUs
         try:
             return check_gpus(self.config.compute)
@@ -299,13 +299,13 @@ class AttemptRanks:
     def start_ahead(self) -> None:
         """Start the next ranks. They import torch, but use no device until they replace the running ranks."""
         compute = self.config.compute
-        if not (compute.has_nodes or compute.has_ray or compute.is_attached):
+        if not (compute.has_nodes or compute.has_cluster or compute.is_attached):
             self.ahead.start(self.config, self._number, None, is_held=True)
 
     def has_room(self) -> bool:
         """Return whether this machine's memory has room for a second set of ranks; always False on a GPU."""
         compute = self.config.compute
-        if not self.built.device.startswith("cpu") or compute.has_nodes or compute.has_ray:
+        if not self.built.device.startswith("cpu") or compute.has_nodes or compute.has_cluster:
             return False
         return ROOM * measure_memory(self.own.list_pids()) < find_free_memory()
 

@@ -281,17 +281,18 @@ class Compute(Section):
     nodes: Annotated[Annotated[int, Field(ge=1, le=1024)] | str, OPERATIONAL] = 1
     """Number of machines that train the run together. "1:4" uses as many machines as connect, from 1 to 4. "slurm" is
     the Slurm job's number of nodes; only a configuration file and --set accept it. Start the same command on each
-    machine, or let Ray start the ranks; see holdfast docs nodes and holdfast docs slurm.
+    machine, or let a cluster's launcher start the ranks; see holdfast docs nodes and holdfast docs slurm.
     """
-    launcher: Annotated[Literal["torchrun", "ray", "attached"], OPERATIONAL] = "torchrun"
+    launcher: Annotated[str, OPERATIONAL] = "torchrun"
     """Launcher of the ranks. torchrun: you start the same command on each machine; several machines need a rendezvous.
-    ray: you start one command, which places the ranks on the nodes of a Ray cluster. attached: another launcher has
-    started the ranks; holdfast.attach sets this value, you don't. See holdfast docs launchers.
+    attached: another launcher has started the ranks; holdfast.attach sets this value, you don't; see holdfast docs
+    launchers. Every other launcher is that of an extension, such as ray: you start one command, which places the ranks
+    on the nodes of a Ray cluster; see holdfast docs nodes.
     """
     rendezvous: Annotated[str | None, OPERATIONAL] = None
     """host:port at which several nodes connect: an address of node 0, and a free port of node 0."""
     wait_s: Annotated[Seconds, OPERATIONAL] = Field(default=600.0, ge=1)
-    """Seconds to wait for the other nodes, or for free nodes of a Ray cluster, each time that the ranks start."""
+    """Seconds to wait for the other nodes, or for free nodes of a cluster, each time that the ranks start."""
     lost_after_s: Annotated[Seconds, OPERATIONAL] = Field(default=60.0, ge=5)
     """Seconds without a heartbeat after which another node counts as lost."""
     parallel: Annotated[Literal["ddp", "fsdp"], IDENTITY] = "ddp"
@@ -351,19 +352,20 @@ class Compute(Section):
         return self
 
     @model_validator(mode="after")
-    def _has_what_ray_needs(self) -> Self:
-        if self.has_ray and self.ranks == "all":
+    def _has_what_a_cluster_needs(self) -> Self:
+        if self.has_cluster and self.ranks == "all":
             raise ValueError(
-                'launcher = "ray" needs ranks = a number for each node: "all" would count this machine\'s GPUs'
+                f'launcher = "{self.launcher}" needs ranks = a number for each node: "all" would count this machine\'s '
+                "GPUs"
             )
-        if self.has_ray and self.rendezvous is not None:
-            raise ValueError('launcher = "ray" chooses the rendezvous itself: leave rendezvous out')
+        if self.has_cluster and self.rendezvous is not None:
+            raise ValueError(f'launcher = "{self.launcher}" chooses the rendezvous itself: leave rendezvous out')
         return self
 
     @property
-    def has_ray(self) -> bool:
-        """Return whether Ray starts the ranks, so that this command starts none itself."""
-        return self.launcher == "ray"
+    def has_cluster(self) -> bool:
+        """Return whether an extension's launcher starts the ranks on a cluster, and this command starts none itself."""
+        return self.launcher not in ("torchrun", "attached")
 
     @property
     def is_attached(self) -> bool:
@@ -372,8 +374,8 @@ class Compute(Section):
 
     @property
     def has_nodes(self) -> bool:
-        """Return whether the run may have several nodes, and something besides Ray starts the ranks on each of them."""
-        return self.nodes != 1 and not self.has_ray
+        """Return whether the run may have several nodes, on each of which a command or a launcher starts the ranks."""
+        return self.nodes != 1 and not self.has_cluster
 
     @property
     def has_rendezvous(self) -> bool:

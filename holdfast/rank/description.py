@@ -47,7 +47,7 @@ def list_hosts(training: Training) -> dict[str, list[str]]:
     """
     compute = training.config.compute
     hosts = training.ranks.gather(name_host())
-    return {HOSTS: hosts} if compute.has_nodes or compute.has_ray or len({*hosts}) > 1 else {}
+    return {HOSTS: hosts} if compute.has_nodes or compute.has_cluster or len({*hosts}) > 1 else {}
 
 
 def test_device(training: Training) -> tuple[SelfTest | None, list[str]]:

@@ -139,7 +139,7 @@ class Ranks:
         environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, ATTEMPT_VARIABLE: str(os.getpid())}
         environment |= {LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
-        environment |= {PATIENCE_VARIABLE: str(patience)}  # read by the watches on the nodes of a Ray cluster
+        environment |= {PATIENCE_VARIABLE: str(patience)}  # read by the watches on a cluster's nodes
         environment |= {LIVED_VARIABLE: str(lived.absolute()) if lived else "", HELD_VARIABLE: "1" if is_held else ""}
         with self._log.open() as log:
             self._process = (spawn or self.spawn)(make_command(config), environment, log)

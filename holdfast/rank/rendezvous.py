@@ -19,7 +19,6 @@ from holdfast.errors import ConfigError, HoldfastError, NodesMissing
 from holdfast.rank.process import NODE_VARIABLE, find_node, split_address
 from holdfast.terminal import counted, spell_s
 
-RAY_ADDRESS_VARIABLE = "RAY_ADDRESS"
 # The environment variables with the network interface for gloo and for NCCL. By default gloo binds the address of the
 # machine's host name, which other machines often can't reach; and NCCL takes the first interface of its own list,
 # which may be a container's bridge.
@@ -134,11 +133,6 @@ def make_variables(compute: Compute) -> dict[str, str]:
     return node | {name: value for name, value in values.items() if name not in os.environ}
 
 
-def find_ray_address() -> str:
-    """Return the address of the Ray cluster: host:port, or auto."""
-    return os.environ.get(RAY_ADDRESS_VARIABLE) or "auto"
-
-
 def name_rendezvous(compute: Compute) -> str:
     """Return the setting of the rendezvous with its value, for messages."""
     return f"compute.rendezvous = {compute.rendezvous}"
@@ -146,14 +140,14 @@ def name_rendezvous(compute: Compute) -> str:
 
 def describe_node_wait(compute: Compute) -> str:
     """Return a line that says for how many nodes this node waits, where and for how long."""
-    least, most = compute.node_range
-    nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
-    if compute.has_ray:
-        return (
-            f"waiting for room on the Ray cluster at {find_ray_address()} for {nodes} with "
-            f"{counted(compute.rank_count, 'rank')} each, for up to {spell_s(compute.wait_s)}"
-        )
+    nodes = spell_nodes(compute)
     return f"waiting at {compute.rendezvous} for {nodes}, this one included, for up to {spell_s(compute.wait_s)}"
+
+
+def spell_nodes(compute: Compute) -> str:
+    """Return the number of nodes as a text, such as ``1 node`` or ``2 to 4 nodes``."""
+    least, most = compute.node_range
+    return counted(least, "node") if least == most else f"{least} to {most} nodes"
 
 
 def _make_too_few_error(compute: Compute) -> NodesMissing:

@@ -1,24 +1,20 @@
-"""The process of a single rank, or of the launcher (torchrun or Ray) of several: its command, environment and start."""
+"""The process of a single rank, or of the launcher of several: its command, environment and start."""
 
-import importlib.util
 import os
 import subprocess
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import IO, BinaryIO, Protocol, cast
 
-from holdfast.config import RunConfig
-from holdfast.errors import ConfigError
+from holdfast.config import Compute, RunConfig
+from holdfast.extending import load_launcher
 from holdfast.machine import determinism
 from holdfast.machine.processes import MEETING_VARIABLE, RANK_MODULE
 from holdfast.rank import rendezvous
 from holdfast.rank.local import make_local_command
 from holdfast.rank.process import COMMIT_VARIABLE, CONFIG_VARIABLE
 from holdfast.store.modules import python_command, spell_module_path
-from holdfast.terminal.distribution import spell_install
 
-# The module that starts the ranks of an attempt on a Ray cluster.
-RAY_MODULE = "holdfast.rank.ray"
 # The environment variables in which torchrun, accelerate, MPI and Slurm tell a process its rank. In a pod, a training
 # operator sets them, too. A rank must not inherit them, because it would wait for processes that don't exist, or train
 # in another precision.
@@ -55,6 +51,26 @@ class Spawn(Protocol):
     def __call__(self, command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process: ...
 
 
+class ClusterLauncher(Protocol):
+    """A launcher of an extension, which takes torchrun's place and starts the ranks on the nodes of a cluster.
+
+    Its process gets an attempt's orders as standard input. Standard output is for the ranks' events, and standard error
+    is the attempt's log. The environment has the configuration; see `make_environment`.
+    """
+
+    def make_command(self, config: RunConfig) -> list[str]:
+        """Return the command of the process.
+
+        Raises:
+            ConfigError: the launcher's packages aren't installed.
+        """
+        ...
+
+    def describe_wait(self, compute: Compute) -> str:
+        """Return a line that says for what the process waits before it starts the ranks, where and for how long."""
+        ...
+
+
 def start_process(command: Sequence[str], environment: dict[str, str], log: BinaryIO) -> Process:
     """Start a process; see `Spawn`."""
     process = subprocess.Popen(
@@ -73,16 +89,15 @@ def start_process(command: Sequence[str], environment: dict[str, str], log: Bina
 def make_command(config: RunConfig) -> list[str]:
     """Return the command that starts the ranks: one rank directly, several through `holdfast.rank.local`.
 
-    torchrun starts the ranks of several nodes, or Ray does.
+    torchrun starts the ranks of several nodes, or an extension's launcher does.
 
     Raises:
         ConfigError, NodesMissing: several nodes can't connect; see `holdfast.rank.rendezvous`.
-        ConfigError: Ray isn't installed.
+        ConfigError: no extension has the launcher, or the launcher can't start the ranks.
     """
-    if config.compute.has_ray:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError('compute.launcher = "ray": Ray is not installed', hint=spell_install("ray"))
-        return python_command("-m", RAY_MODULE)
+    if config.compute.has_cluster:
+        launcher: ClusterLauncher = load_launcher(config.compute.launcher)
+        return launcher.make_command(config)
     rank = python_command("-m", RANK_MODULE)
     if not config.compute.has_several:
         return rank
@@ -91,6 +106,14 @@ def make_command(config: RunConfig) -> list[str]:
     meeting = rendezvous.make_torchrun_arguments(config)
     torchrun = python_command("-m", "torch.distributed.run", *meeting, "--no-python")
     return [*torchrun, f"--nproc-per-node={config.compute.rank_count}", *rank]
+
+
+def describe_rank_wait(compute: Compute) -> str:
+    """Return a line that says for which nodes the ranks wait, where and for how long."""
+    if compute.has_cluster:
+        launcher: ClusterLauncher = load_launcher(compute.launcher)
+        return launcher.describe_wait(compute)
+    return rendezvous.describe_node_wait(compute)
 
 
 def is_launchers(name: str) -> bool:

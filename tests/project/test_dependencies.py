@@ -24,7 +24,7 @@ EXTRA_MODULES = {
     "lightning": ["adapters/lightning.py", "adapters/lightning_loop.py", "adapters/lightning_state.py"],
     "otlp": ["extensions/metrics/otlp.py"],
     "prometheus": ["extensions/metrics/prometheus.py"],
-    "ray": ["rank/ray/carrying.py", "rank/ray/placing.py", "rank/ray/relaying.py"],
+    "ray": ["extensions/ray/carrying.py", "extensions/ray/placing.py", "extensions/ray/relaying.py"],
     "testing": ["testing/stores.py"],
     "tensorboard": ["extensions/sinks/tensorboard.py"],
     "torchtitan": ["adapters/torchtitan.py", "adapters/torchtitan_parts.py"],

@@ -223,7 +223,7 @@ def test_every_module_of_the_engine_can_be_imported(binaries: Path, recipe: Path
         "holdfast.testing.stores": "pytest",
         "holdfast.adapters.trainer_arguments": "transformers",
         **{f"holdfast.adapters.{name}{part}": name for name, parts in adapters.items() for part in parts},
-        **{f"holdfast.rank.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
+        **{f"holdfast.extensions.ray.{name}": "ray" for name in ("carrying", "placing", "relaying")},
         "holdfast.extensions.metrics.otlp": "opentelemetry",
         "holdfast.extensions.metrics.prometheus": "prometheus_client",
         **{f"holdfast.extensions.sinks.{name}": name for name in ("tensorboard", "wandb")},

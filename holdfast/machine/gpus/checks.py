@@ -43,7 +43,7 @@ def settle_ranks(config: RunConfig) -> RunConfig:
 def gather_nodes(config: RunConfig) -> RunConfig:
     """Return the configuration with all ranks on this machine, for a command that trains on this machine alone.
 
-    torchrun starts these ranks, even if Ray or another launcher starts the run's own ranks. If any number of ranks
+    torchrun starts these ranks, even if another launcher starts the run's own ranks. If any number of ranks
     trains the same bytes, only the ranks of one node are started.
     """
     compute = config.compute

@@ -14,7 +14,7 @@ def main() -> int:
     events = Events()  # from here on all output, including Ray's, goes to the log
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # set before Ray is imported
 
-    from holdfast.rank.ray.relaying import relay_ranks
+    from holdfast.extensions.ray.relaying import relay_ranks
 
     config, commit = read_environment()
     try:

@@ -81,7 +81,7 @@ class Taken:
 
 
 class Carrier:
-    """One node's ranks. `holdfast.rank.ray.relaying` calls its methods from the attempt's machine, concurrently."""
+    """One node's ranks. `relaying` calls its methods from the attempt's machine, concurrently."""
 
     def __init__(self) -> None:
         self._ranks: Ranks | None = None

@@ -9,8 +9,7 @@ from holdfast.config import Compute, RunConfig
 from holdfast.errors import ConfigError
 from holdfast.machine.gpus.checks import gather_nodes
 from holdfast.rank.process import find_node
-from holdfast.rank.rendezvous import describe_node_wait
-from holdfast.rank.spawn import make_command
+from holdfast.rank.spawn import describe_rank_wait, make_command
 
 
 def make_config(**compute: Any) -> RunConfig:
@@ -50,7 +49,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_attempt_says_for_what_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     compute = make_config(nodes="1:2", ranks=3, virtual_ranks=6, wait_s=40).compute
-    assert describe_node_wait(compute) == (
+    assert describe_rank_wait(compute) == (
         "waiting for room on the Ray cluster at head:6379 for 1 to 2 nodes with 3 ranks each, for up to 40 s"
     )
 

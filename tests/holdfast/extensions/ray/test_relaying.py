@@ -27,14 +27,14 @@ LOST = RankDied("node 1 (vm) is lost")
     ],
 )
 def test_the_cause_is_told_and_not_its_effects(errors: list[HoldfastError], cause: HoldfastError) -> None:
-    from holdfast.rank.ray.relaying import Failure, choose_cause
+    from holdfast.extensions.ray.relaying import Failure, choose_cause
 
     assert choose_cause([Failure(error, is_loss=error is LOST) for error in errors]) is cause
 
 
 def test_a_node_with_another_version_is_named() -> None:
-    from holdfast.rank.ray.carrying import Host
-    from holdfast.rank.ray.relaying import check_versions
+    from holdfast.extensions.ray.carrying import Host
+    from holdfast.extensions.ray.relaying import check_versions
 
     own = Host("a", "10.0.0.1", "id", 29500, holdfast.__version__)
     check_versions([own, own])

@@ -21,12 +21,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import holdfast
 from holdfast.config import RunConfig
 from holdfast.errors import ConfigError, HoldfastError, RankDied, RankHung
+from holdfast.extensions.ray.carrying import Carrier, Host, Start, Taken
+from holdfast.extensions.ray.orders import OrderLines
+from holdfast.extensions.ray.placing import (
+    LOOK_EVERY_S,
+    Bundle,
+    Placement,
+    connect,
+    list_alive,
+    list_nodes,
+    reserve_nodes,
+)
 from holdfast.rank.claim import find_attempt, not_shared
 from holdfast.rank.events import Events
 from holdfast.rank.messages import Begin, Failed, Restore, Stop, Train, decode_event, decode_order, encode_message
-from holdfast.rank.ray.carrying import Carrier, Host, Start, Taken
-from holdfast.rank.ray.orders import OrderLines
-from holdfast.rank.ray.placing import LOOK_EVERY_S, Bundle, Placement, connect, list_alive, list_nodes, reserve_nodes
 
 # The longest wait for the start of the carriers. A carrier's process starts in 5 s on a busy machine, but may take
 # minutes to load a working directory.

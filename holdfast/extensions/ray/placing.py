@@ -14,7 +14,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from holdfast.config import Compute
 from holdfast.errors import ConfigError, NodesMissing, RunStopped
-from holdfast.rank.rendezvous import LAST_CALL_S, RAY_ADDRESS_VARIABLE, find_ray_address
+from holdfast.extensions.ray.launcher import ADDRESS_VARIABLE, find_cluster_address
+from holdfast.rank.rendezvous import LAST_CALL_S
 from holdfast.terminal import counted, spell_s
 
 REACHED_WITHIN_S = 5.0
@@ -51,10 +52,10 @@ def connect() -> None:
         ConfigError: RAY_ADDRESS asks for Ray Client, which isn't supported.
         NodesMissing: no cluster can be reached.
     """
-    address = find_ray_address()
+    address = find_cluster_address()
     if "://" in address:
         raise ConfigError(
-            f"{RAY_ADDRESS_VARIABLE}={address}: Ray Client is not supported",
+            f"{ADDRESS_VARIABLE}={address}: Ray Client is not supported",
             hint="run the command on a node of the cluster, such as its head, or as a Ray job",
         )
     try:
@@ -144,7 +145,7 @@ def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
     found = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
     wanted = _describe_resources(bundle)
     return NodesMissing(
-        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_ray_address()} had no room for "
+        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_cluster_address()} had no room for "
         f"{counted(least, 'node')} with {wanted} free on each within {spell_s(compute.wait_s)}; {found}",
         hint="ray status shows what is in use; --set compute.wait_s=... waits longer",
     )
