@@ -58,7 +58,7 @@ class Extension:
         name: the extension's name in messages and in the configuration. Its folder, or its entry point, has the same
             name.
         settings: a subclass of `holdfast.config.Section`: the table ``[extensions.NAME]`` of the configuration. The
-            functions `observers`, `admission` and `around` get an instance of it as their second argument.
+            functions `observers`, `admission`, `around` and `watch` get an instance of it as their second argument.
         commands: further commands of ``holdfast``.
         observers: a function that takes the `RunConfig` and returns an attempt's observers; see `Observer`.
         admission: a function that takes the `RunConfig` before an attempt claims the run, before it goes back to an
@@ -78,6 +78,9 @@ class Extension:
         cooperation: a function that takes the `RunConfig`, the recipe, accelerate's `Accelerator`, and the data ranks
             or None. The function returns a `holdfast.training.cooperation.Cooperation`, with which any number of ranks
             trains the same bytes. It is called if ``compute.virtual_ranks`` is set.
+        watch: a function that takes the `RunConfig`, the `holdfast.machine.heartbeats.Heartbeats` of this machine's
+            ranks, and a factor for its time limits. The function returns a `holdfast.rank.watches.RankWatch`, which is
+            asked once a second whether all ranks are to be replaced.
         launchers: by name, further launchers for ``compute.launcher``, which start the ranks on a cluster's nodes; each
             is a `holdfast.rank.spawn.ClusterLauncher`.
         views: functions that show runs for other programs, such as Prefect's summary, by the view's name. ``loss``
@@ -97,6 +100,7 @@ class Extension:
     around: str = ""
     disruption: str = ""
     cooperation: str = ""
+    watch: str = ""
     launchers: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,11 +122,12 @@ def find_extensions() -> tuple[Extension, ...]:
     return tuple(extensions)
 
 
-def call_all(point: str, config: "RunConfig") -> Iterator[tuple[str, Any]]:
+def call_all(point: str, config: "RunConfig", *arguments: object) -> Iterator[tuple[str, Any]]:
     """Call the function that each extension has for a point, and yield the extension's name and the result.
 
     Args:
-        point: ``observers``, ``admission`` or ``around``.
+        point: ``observers``, ``admission``, ``around`` or ``watch``.
+        arguments: further arguments of the function.
 
     Raises:
         ConfigError: a function can't be imported or fails, or an extension's settings are wrong.
@@ -130,7 +135,7 @@ def call_all(point: str, config: "RunConfig") -> Iterator[tuple[str, Any]]:
     for extension in find_extensions():
         if name := getattr(extension, point):
             settings = [read_table(extension, config)] if extension.settings else []
-            yield extension.name, _call(extension, name, config, *settings)
+            yield extension.name, _call(extension, name, config, *settings, *arguments)
 
 
 def call_each(point: str, *arguments: object) -> Iterator[Any]:

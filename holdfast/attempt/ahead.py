@@ -22,7 +22,7 @@ def start_ranks(
     Args:
         number: the attempt's number.
         newest: the commit that will probably be restored; None if the commit is unknown.
-        patience: the factor for the times after which a rank counts as hanging; see `holdfast.rank.hanging`.
+        patience: the factor for the time limits of the watches over the ranks.
         is_held: whether the ranks wait after they have imported torch; see `RanksAhead.start`.
     """
     lived = name_lived(Path(config.log.folder) / config.run, number)

@@ -521,7 +521,7 @@ class Attempt:
             event = ranks.next_event(self.notice.left_s() if self.notice else None)
             if isinstance(event, Saved):
                 self._chunk_s = event.train_s
-                if slow_rank := ranks.watch.find_slow():
+                if slow_rank := ranks.find_slow():
                     log.warning("%s", slow_rank)
                 if is_rehearsed and event.step >= stop:  # a rehearsal has already trained the whole chunk
                     self._rehearse_or_order(stop, event.train_s, (stop - self.step) / (event.train_s or 1.0))
@@ -702,7 +702,7 @@ class Attempt:
             except Unhealthy as error:
                 reason = "because a health value left its limits"
                 log.warning("%s", error)
-            trained = 0 if self.rehearsals.earlier.has_shadow else ranks.watch.count_steps()
+            trained = 0 if self.rehearsals.earlier.has_shadow else ranks.count_steps()
         self.close()
         self._commit_all()
         if self._is_claimed and trained > self.step:

@@ -273,7 +273,7 @@ class AttemptRanks:
     def read_beats(self) -> Mapping[int, Beat]:
         """Return the heartbeat of each running rank of this machine, by rank. May be called from any thread."""
         ranks = self.running
-        return ranks.watch.read() if ranks is not None else {}
+        return ranks.heartbeats.read() if ranks is not None else {}
 
     def note_training(self) -> None:
         """Record that these ranks are about to train. The first call sets `restart_s`."""

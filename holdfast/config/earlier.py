@@ -10,10 +10,11 @@ MOVED = {
     "preemption.drain_file": "resume.drain_file",
     "parity.every": "checkpoint.read_back_every",
     "report.every": "log.report_every_s",
+    "resume.hung_after_s": "extensions.hangs.hung_after_s",
     "resume.requeue": "extensions.slurm.requeue",
 }
 # The default of each setting that moved into an extension's table. It is left out, because every record has it.
-DEFAULTS = {"resume.requeue": "auto"}
+DEFAULTS = {"resume.hung_after_s": "auto", "resume.requeue": "auto"}
 # The replacement of each setting that was removed.
 GONE = {
     "compute.ray_address": "the environment variable RAY_ADDRESS names the Ray cluster",

@@ -473,13 +473,6 @@ class Resume(Section):
     number of seconds until the machine goes away; an empty file means 0. Holdfast finds preemption notices of AWS,
     Google Cloud and Azure without a setting.
     """
-    hung_after_s: Annotated[
-        Literal["auto"] | Annotated[Seconds, Field(gt=0)], expected('a number of seconds, more than 0, or "auto"')
-    ] = "auto"
-    """Seconds without progress in a step or an evaluation after which a rank counts as hanging, and all ranks are
-    replaced. auto: 20 times the longest step or evaluation so far, but at least 30 and at most 60 seconds. A rank
-    never counts as hanging before 3 times the longest step or evaluation so far.
-    """
     accept_drift: tuple[str, ...] = ()
     """Allowed changes since the last commit, by name: a setting, sources.MODULE, files.PATH or built.NAME. The
     attempt's record lists the changes that this setting has allowed.

@@ -1,7 +1,7 @@
 """The heartbeat of each rank: a few numbers about the rank's activity, in memory shared with the attempt.
 
 A rank writes the numbers while it trains, which costs four microseconds a step, and never waits for a reader.
-`holdfast.rank.hanging` reads the numbers once a second. Nothing here imports torch.
+The watches over the ranks read the numbers once a second. Nothing here imports torch.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ NUMBERS = 8  # the integers of a rank's record: process, phases, phase, place, m
 
 
 class Phase(enum.IntEnum):
-    """The work that a rank is doing. Each phase has its own time limit; see `holdfast.rank.hanging`."""
+    """The work that a rank is doing. A watch may have a time limit for each phase."""
 
     BUILDING = 0
     WAITING = 1

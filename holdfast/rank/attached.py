@@ -17,11 +17,11 @@ from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, RankStanding
 from holdfast.machine.processes import LONGEST_EPOCH_VARIABLE, MARK_VARIABLE, is_running
 from holdfast.rank.door import Door
 from holdfast.rank.first_order import HELD_VARIABLE
-from holdfast.rank.hanging import PATIENCE_VARIABLE
 from holdfast.rank.launchers import DOCS
 from holdfast.rank.launching import Ranks
 from holdfast.rank.lived_steps import LIVED_VARIABLE
 from holdfast.rank.process import COMMIT_VARIABLE
+from holdfast.rank.watches import PATIENCE_VARIABLE
 
 # The longest wait for the other ranks after a rank has ended. They end by themselves, or their launcher ends them; the
 # attempt kills ranks that still run after this time.
@@ -148,7 +148,7 @@ class AttachedRanks(Ranks):
         deadline = time.monotonic() + GONE_WITHIN_S
         while not (gone := self._process.first_gone or self._process.find_gone()) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S / 10)
-        beats = {beat.pid: (rank, beat) for rank, beat in self.watch.read().items()}
+        beats = {beat.pid: (rank, beat) for rank, beat in self.heartbeats.read().items()}
         own = [beats[pid] for pid in gone if pid in beats]
         dead = sorted(rank for rank, beat in own if beat.standing is RankStanding.TRAINING)
         if self._is_built and not dead:

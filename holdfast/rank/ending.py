@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import ConfigError, OutOfMemory, RankDied
-from holdfast.rank.stacks import find_user_line
+from holdfast.provenance.ownership import is_own_file
 
 # How many lines of the log an error shows.
 LAST_LINES = 3
@@ -17,6 +17,8 @@ LAST_LINES = 3
 STARTERS = ("torch/distributed/elastic", "holdfast.rank.local: ")
 # A warning of Python, with its line of code: libraries print some in each rank, and none is the cause of an end.
 WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.M)
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)')
+_THREAD = re.compile(r"^(Current thread|Thread) 0x")
 # faulthandler writes this line above the stacks of a process that crashes.
 CRASH = "Fatal Python error: "
 # The files in which the kernel counts the processes that it killed because memory ran out. The first one that exists is
@@ -71,6 +73,25 @@ class RankLog:
             log.seek(self._begins)
             return log.read().decode(errors="replace")
         return ""
+
+
+def find_user_line(lines: Sequence[str]) -> str:
+    """Return the innermost line of the user's code in the stacks that faulthandler wrote, as ``file:line``.
+
+    Search the current thread first, then the other threads, oldest first. Return an empty text if no thread has such a
+    line.
+    """
+    threads: list[list[str]] = [[]]
+    for line in lines:
+        if _THREAD.match(line):
+            threads.append([])
+        threads[-1].append(line)
+    current = [thread for thread in threads[1:] if thread[0].startswith("Current")]
+    for thread in (*current, *reversed(threads)):
+        for frame in filter(None, map(_FRAME.match, thread)):
+            if is_own_file(frame[1]):
+                return f"{frame[1]}:{frame[2]}"
+    return ""
 
 
 def _is_starters(line: str) -> bool:

@@ -20,9 +20,10 @@ from pydantic import BaseModel
 
 from holdfast.checkpoint import Saved
 from holdfast.config import Compute, RunConfig
-from holdfast.errors import HoldfastError, RankDied, RankHung, RunStopped
+from holdfast.errors import HoldfastError, RankDied, RunStopped
+from holdfast.extending import call_all
 from holdfast.journal import Commit, Origin
-from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Beat, Heartbeats
+from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Heartbeats, Phase
 from holdfast.machine.processes import (
     ATTEMPT_VARIABLE,
     LONGEST_EPOCH_VARIABLE,
@@ -31,10 +32,10 @@ from holdfast.machine.processes import (
     is_running,
     leads_session,
 )
+from holdfast.machine.slow_ranks import SlowRank, SlowRanks
 from holdfast.provenance.imports import claim_recipe
 from holdfast.rank.ending import RankLog
 from holdfast.rank.first_order import HELD_VARIABLE
-from holdfast.rank.hanging import LOOK_EVERY_S, PATIENCE_VARIABLE, Watch
 from holdfast.rank.lived_steps import LIVED_VARIABLE
 from holdfast.rank.messages import (
     Begin,
@@ -70,6 +71,7 @@ from holdfast.rank.messages import (
 )
 from holdfast.rank.rendezvous import explain_end
 from holdfast.rank.spawn import Spawn, make_command, make_environment, start_process
+from holdfast.rank.watches import LOOK_EVERY_S, PATIENCE_VARIABLE, RankWatch
 from holdfast.recipe.probe import Gate
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,7 @@ class Ranks:
 
     Attributes:
         began: when the ranks were started, on the clock of `time.monotonic`.
-        watch: the watch over the ranks' heartbeats.
+        heartbeats: the heartbeats of this machine's ranks.
         saved: the last reports of checkpoints, also those that have left the queue of events: a signal between
             `next_event` and its caller loses an event.
         gives_up: asked at each `wake`: whether `expect` ends its wait with RankDied.
@@ -119,24 +121,25 @@ class Ranks:
             commit: the number of the commit that will probably be restored: the ranks begin to read it at once.
             longest_epoch: the number of steps to which epochs are shortened, for a proof; 0 for complete epochs.
             spawn: the function that starts the process; by default `Ranks.spawn`.
-            patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
+            patience: the factor for the time limits of the watches over the ranks.
             lived: the file for the steps that no commit contains yet; see `holdfast.rank.lived_steps`.
             is_held: whether the ranks wait for `proceed` after they have imported torch.
         """
         self.began = time.monotonic()
         self.gives_up: Callable[[], bool] = lambda: False
         self._compute, self._skip = config.compute, config.skip
-        # register the user's folders, to find the user's line in the stack of a rank that hangs
+        # register the user's folders, to find the user's line in the stack of a rank
         claim_recipe(config.recipe)
         self._is_built = False  # whether the ranks have connected and built the recipe
         self._within_s = self._answer_at = math.inf  # see `answer_within`
         self._mark = uuid.uuid4().hex
         self._log = RankLog(log_path)
-        heartbeats = Heartbeats(config.compute.rank_count)
-        self._delete_heartbeats = weakref.finalize(self, heartbeats.close)
-        self.watch = Watch(heartbeats, config.resume.hung_after_s, has_others=config.compute.has_nodes)
-        self.watch.patience = patience
-        environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(heartbeats.path)}
+        self.heartbeats = Heartbeats(config.compute.rank_count)
+        self._delete_heartbeats = weakref.finalize(self, self.heartbeats.close)
+        found = call_all("watch", config, self.heartbeats, patience)
+        self._watches: list[RankWatch] = [watch for _, watch in found]
+        self._slow_ranks = SlowRanks()
+        environment = make_environment(config, commit) | {HEARTBEATS_VARIABLE: str(self.heartbeats.path)}
         environment |= {MARK_VARIABLE: self._mark, ATTEMPT_VARIABLE: str(os.getpid())}
         environment |= {LONGEST_EPOCH_VARIABLE: str(longest_epoch)}
         environment |= {PATIENCE_VARIABLE: str(patience)}  # read by the watches on a cluster's nodes
@@ -178,6 +181,19 @@ class Ranks:
         """
         return find_processes(self._mark) if self._compute.has_several else []
 
+    # ---- heartbeats
+
+    def find_slow(self) -> SlowRank | None:
+        """Return the rank that was slower than the others since the last call; see `SlowRanks`.
+
+        Return None if no rank was slow, or if too few steps were trained since then.
+        """
+        return self._slow_ranks.find(self.heartbeats.read())
+
+    def count_steps(self) -> int:
+        """Return the newest step that all ranks of this machine have trained, saved or not; 0 if none is known."""
+        return min((beat.step - (beat.phase is Phase.STEP) for beat in self.heartbeats.read().values()), default=0)
+
     # ---- events
 
     def next_event(self, within_s: float | None = None) -> Event:
@@ -186,7 +202,7 @@ class Ranks:
         Raises:
             HoldfastError: a rank reported this error.
             RankDied: the ranks ended without a report, or sent nothing for ``within_s`` seconds.
-            RankHung: a rank hung; all ranks have been killed.
+            RankDied: a watch has found a rank that makes no progress; all ranks have been killed.
             OutOfMemory: the kernel has killed a rank because memory ran out.
         """
         event = self._await_event(within_s)
@@ -221,14 +237,10 @@ class Ranks:
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     raise RankDied(f"the ranks reported nothing for {within_s:.0f} s", is_silent=True) from None
-            if hung := self.watch.look():
-                raise self._kill_hung(hung)
-
-    def _kill_hung(self, hung: dict[int, Beat]) -> RankHung:
-        """Make the ranks write their stacks into the log, and kill them. Return the error for the ranks that hang."""
-        error = self.watch.diagnose(hung, self._log.path)
-        self.signal(signal.SIGKILL)
-        return error
+            for watch in self._watches:
+                if error := watch.look(self._log.path):
+                    self.signal(signal.SIGKILL)
+                    raise error
 
     def _check_first(self) -> None:
         """Record that the ranks are ready; raise RankDied if torchrun has restarted them because a node joined.

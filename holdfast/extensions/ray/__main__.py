@@ -5,8 +5,8 @@ import sys
 
 from holdfast.errors import HoldfastError
 from holdfast.rank.events import Events
-from holdfast.rank.hanging import PATIENCE_VARIABLE
 from holdfast.rank.process import read_environment
+from holdfast.rank.watches import PATIENCE_VARIABLE
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ class Start:
         config: the configuration as JSON, with the rendezvous of the nodes.
         node: the number of this node.
         commit: the number of the commit that the attempt will probably restore; 0 for none.
-        patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
+        patience: the factor for the time limits of the watches over the ranks.
         folder: the working directory of the attempt's process.
         paths: the folders in which the attempt searches for modules.
     """

@@ -54,7 +54,7 @@ def relay_ranks(config: RunConfig, commit: int, patience: float, events: Events)
 
     Args:
         commit: the number of the commit that the attempt will probably restore; 0 for none.
-        patience: the factor for the bounds of the watch over the ranks; see `holdfast.rank.hanging`.
+        patience: the factor for the time limits of the watches over the ranks.
 
     Raises:
         HoldfastError: no nodes can be reserved, the ranks can't be started, or they ended without an order.

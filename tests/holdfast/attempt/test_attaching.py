@@ -154,7 +154,7 @@ def test_a_signal_to_one_rank_stops_all_of_them(launched: Launched, reference: s
 def test_a_rank_that_hangs_is_named_and_its_launcher_starts_again(tmp_path: Path) -> None:
     hanging = [
         'recipe = "tests.support.failing:hanging"', f"settings = {{how = 'lock', rank = 1, struck = '{tmp_path}/s'}}",
-        "resume.hung_after_s = 3",
+        "extensions.hangs.hung_after_s = 3",
     ]  # fmt: skip
     launched = Launched(tmp_path, hanging)
     try:

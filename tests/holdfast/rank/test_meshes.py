@@ -171,7 +171,7 @@ def test_state_that_is_sharded_in_another_way_is_refused_after_the_first_step(nu
 def test_ranks_whose_state_a_checkpoint_would_lose_are_refused(
     nursery: Lives, tmp_path: Path, function: str, lines: list[str], message: str
 ) -> None:
-    done = train(nursery, tmp_path, function, *lines, "resume.hung_after_s = 60")
+    done = train(nursery, tmp_path, function, *lines, "extensions.hangs.hung_after_s = 60")
     assert done.returncode != 0
     assert message in done.stderr
     assert not list((tmp_path / "r").glob("epoch-*"))

@@ -106,7 +106,7 @@ def test_a_rank_lost_during_the_exchange_costs_only_that_save(
     struck = tmp_path / "struck"
     lines = [
         'recipe = "tests.support.sharded:interrupted"', f'settings.how = "{how}"', f"settings.rank = {rank}",
-        f"settings.struck = {json.dumps(str(struck))}", "resume.hung_after_s = 5", *SETTINGS[1:],
+        f"settings.struck = {json.dumps(str(struck))}", "extensions.hangs.hung_after_s = 5", *SETTINGS[1:],
     ]  # fmt: skip
     found = train(nursery, tmp_path / "lost", ranks, lines=lines)
     assert struck.read_text().startswith("save"), "the exchange is beside training"

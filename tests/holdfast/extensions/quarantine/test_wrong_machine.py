@@ -19,7 +19,8 @@ from tests.support.pools import ENDS_WITHIN_S, Pool, PoolRun, await_true, served
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.pool, pytest.mark.timeout(1500)]
 
 WRONG, OTHERS = "node-1", ("node-2", "node-3")
-PATIENT = {"training_probe": False, "hung_after_s": 3600}  # the machine waits until it is found
+UNPROBED = {"training_probe": False}
+PATIENT = {"hangs": {"hung_after_s": 3600}}  # the machine waits until it is found
 FLIPS_AT = 9  # commits end with the steps 4, 8, 10 and 14: the first two are right
 
 
@@ -50,7 +51,9 @@ def test_a_run_whose_machine_computes_wrongly_ends_on_the_right_bytes(
     """
     run, held = PoolRun(pool, tmp_path, "toy"), tmp_path / "held"
     start_machine(pool, WRONG, TOY_HELD=str(held), TOY_DELAY_S="0.2")
-    train = run.start(recipe="tests.support.flipping:flipping", retention={"keep_last": 99}, resume=PATIENT)
+    train = run.start(
+        recipe="tests.support.flipping:flipping", retention={"keep_last": 99}, resume=UNPROBED, extensions=PATIENT
+    )
     run.await_commits(4)
     held.touch()
     for host in OTHERS:

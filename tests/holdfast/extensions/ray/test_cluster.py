@@ -107,7 +107,7 @@ def test_an_error_on_another_node_reaches_the_attempt(run: Nodes) -> None:
 
 
 def test_a_rank_that_hangs_on_a_node_is_named_and_replaced(run: Nodes, tmp_path: Path) -> None:
-    run.settings = ['recipe = "tests.support.failing:hanging"', *run.settings[1:], "resume.hung_after_s = 5"]
+    run.settings = ['recipe = "tests.support.failing:hanging"', *run.settings[1:], "extensions.hangs.hung_after_s = 5"]
     struck = tmp_path / "struck"
     run.start(0, *(f"--set=settings.{each}" for each in ("how=stop", "rank=1", f"struck={struck}")))
     assert run.wait(0) == 0, run.said(0)

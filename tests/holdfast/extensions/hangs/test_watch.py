@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.extensions.hangs.watch import LEAST_TIMES, Watch
 from holdfast.machine.heartbeats import HEARTBEATS_VARIABLE, Heartbeats, Phase
 from holdfast.machine.processes import STOPPED, read_process
-from holdfast.rank.hanging import LEAST_TIMES, Watch
 from tests.support.waiting import await_equal
 
 HUNG_AFTER_S = 0.5
@@ -83,7 +83,7 @@ def look_until_late(watch: Watch) -> list[int]:
     The bound follows from the longest step, which takes a second where other processes have the cores.
     """
     while True:
-        hung, seen = watch.look(), watch._seen.values()
+        hung, seen = watch.find_hung(), watch._seen.values()
         longest_s = max(each.beat.longest_s.get(Phase.STEP, 0.0) for each in seen)
         if hung or min(each.still_s for each in seen) > 2 * max(HUNG_AFTER_S, LEAST_TIMES * longest_s):
             return [*hung]
@@ -93,7 +93,7 @@ def look_until_late(watch: Watch) -> list[int]:
 def test_the_rank_that_the_others_wait_for_hangs(start: Start, tmp_path: Path) -> None:
     watch, pids = start("syncs", "loads", "syncs")
     assert look_until_late(watch) == [1]
-    error = watch.diagnose(watch.look(), tmp_path / "ranks.log")
+    error = watch.diagnose(watch.find_hung(), tmp_path / "ranks.log")
     assert f"rank 1 (process {pids[1]} on {os.uname().nodename}) hangs in step 3, loading data" in str(error)
     log = (tmp_path / "ranks.log").read_text()
     assert log.count("---- rank") == log.count("most recent call first") == 3
@@ -136,15 +136,15 @@ def test_a_stopped_rank_hangs_in_every_phase(start: Start, tmp_path: Path, does:
     os.kill(pids[0], signal.SIGSTOP)
     await_equal(lambda: read_process(pids[0])[0], STOPPED)
     assert look_until_late(watch) == [0]
-    assert "its process is stopped" in str(watch.diagnose(watch.look(), tmp_path / "ranks.log"))
+    assert "its process is stopped" in str(watch.diagnose(watch.find_hung(), tmp_path / "ranks.log"))
 
 
 def test_a_watch_that_was_suspended_counts_no_time(start: Start) -> None:
     """Otherwise a machine that wakes up would lose every run on it."""
     watch, _ = start("loads")
-    watch.look()
+    watch.find_hung()
     watch._looked_at -= 1000.0
-    watch.look()
+    watch.find_hung()
     assert watch._seen[0].still_s < 10.0
 
 
@@ -156,7 +156,7 @@ def test_a_hang_that_was_none_gives_the_next_ranks_more_time(start: Start) -> No
 
 def test_a_bound_is_never_below_three_times_the_longest_step(start: Start) -> None:
     watch, _ = start("loads")
-    watch.look()
+    watch.find_hung()
     longest_s = max(watch._seen[0].beat.longest_s.values())
     watch._hung_after_s = longest_s / 100
     bound_s = watch._bound(watch._seen[0].beat.phase, first_s=0.0)

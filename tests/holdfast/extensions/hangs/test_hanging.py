@@ -20,7 +20,7 @@ def train(nursery: Lives, folder: Path, ranks: int, how: str, hangs: int) -> str
     lines = [
         'recipe = "tests.support.failing:hanging"', 'run = "r"', f"store = {json.dumps(str(folder))}",
         "epochs = 1", "chunk.steps = 3", f"compute.ranks = {ranks}", f'compute.device = "{DEVICE}"',
-        f"log.folder = {json.dumps(str(folder / 'logs'))}", "resume.hung_after_s = 5",
+        f"log.folder = {json.dumps(str(folder / 'logs'))}", "extensions.hangs.hung_after_s = 5",
         f"settings = {{ how = \"{how}\", rank = {hangs}, struck = {json.dumps(str(folder / 'struck'))} }}",
     ]  # fmt: skip
     (folder / "config.toml").write_text("\n".join(lines))

@@ -6,7 +6,7 @@ it.
 ==========================  ========================================================================================
 phase                       bound
 ==========================  ========================================================================================
-a step, an evaluation, a    ``resume.hung_after_s``: "auto" is 20 times the longest duration so far, 30 s at least and
+a step, an evaluation, a    ``hung_after_s``: "auto" is 20 times the longest duration so far, 30 s at least and
 wait for the own GPU        60 s at most. In any case the bound is at least 3 times the longest duration so far
 the process's first step    10 minutes: it compiles, starts loader workers and connects the ranks
 building, restoring,        an hour: the times depend on data and storage, and past times say little about the next
@@ -32,16 +32,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from holdfast.config import RunConfig
 from holdfast.errors import RankHung
+from holdfast.extensions.hangs.stacks import write_stacks
+from holdfast.extensions.hangs.table import Hangs
 from holdfast.machine.heartbeats import Beat, Heartbeats, Phase, Place
 from holdfast.machine.processes import STOPPED, read_process, read_training_s
-from holdfast.machine.slow_ranks import SlowRank, SlowRanks
-from holdfast.rank.stacks import write_stacks
+from holdfast.rank.watches import LOOK_EVERY_S
 
-# The environment variable with the factor for all bounds. A process on another machine that watches an attempt's ranks
-# there reads it.
-PATIENCE_VARIABLE = "HOLDFAST_PATIENCE"
-LOOK_EVERY_S = 1.0
 LEAST_S, MOST_S = 30.0, 60.0
 TIMES, LEAST_TIMES = 20.0, 3.0
 FIRST_STEP_S = 600.0
@@ -71,6 +69,13 @@ class _Seen:
     stopped_s: float = 0.0
 
 
+def make_watch(config: RunConfig, settings: Hangs, heartbeats: Heartbeats, patience: float) -> "Watch":
+    """Return the watch over the ranks that have these heartbeats."""
+    watch = Watch(heartbeats, settings.hung_after_s, has_others=config.compute.has_nodes)
+    watch.patience = patience
+    return watch
+
+
 class Watch:
     """The watch over the ranks of this machine, which finds ranks that hang.
 
@@ -89,29 +94,18 @@ class Watch:
         self._has_others = has_others
         self._heartbeats, self._hung_after_s = heartbeats, hung_after_s
         self._seen: dict[int, _Seen] = {}
-        self._slow_ranks = SlowRanks()
         self._looked_at = time.monotonic()
 
-    def read(self) -> dict[int, Beat]:
-        """Return the heartbeat of each rank of this machine, by rank."""
-        return self._heartbeats.read()
+    def look(self, log: Path) -> RankHung | None:
+        """Return the error for the ranks that hang, and make each rank write its stack into the log."""
+        hung = self.find_hung()
+        return self.diagnose(hung, log) if hung else None
 
-    def find_slow(self) -> SlowRank | None:
-        """Return the rank that was slower than the others since the last call; see `SlowRanks`.
-
-        Return None if no rank was slow, or if too few steps were trained since then.
-        """
-        return self._slow_ranks.find(self.read())
-
-    def count_steps(self) -> int:
-        """Return the newest step that all ranks of this machine have trained, saved or not; 0 if none is known."""
-        return min((beat.step - (beat.phase is Phase.STEP) for beat in self.read().values()), default=0)
-
-    def look(self) -> dict[int, Beat]:
+    def find_hung(self) -> dict[int, Beat]:
         """Return the heartbeats of the ranks that hang, by rank. Call it every `LOOK_EVERY_S`."""
         now = time.monotonic()
         elapsed_s, self._looked_at = now - self._looked_at, now
-        for rank, beat in self.read().items():
+        for rank, beat in self._heartbeats.read().items():
             self._note(rank, beat, elapsed_s)
         hung = [rank for rank, seen in self._seen.items() if seen.stopped_s > self._bound(Phase.STEP, first_s=MOST_S)]
         return {rank: self._seen[rank].beat for rank in hung or self._find_behind()}
@@ -179,7 +173,7 @@ class Watch:
             reason = f"no progress for {seen.still_s:.0f} s"
         return RankHung(
             f"{who} {'hangs' if len(hung) == 1 else 'hang'} {_describe_place(beat)}{line}: {reason}",
-            hint=f"{log} has the stack of each rank; resume.hung_after_s sets the time limit",
+            hint=f"{log} has the stack of each rank; extensions.hangs.hung_after_s sets the time limit",
             is_silent=True,
         )
 

@@ -2,19 +2,16 @@
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.machine.heartbeats import STACKS_SIGNAL
 from holdfast.machine.processes import STOPPED, read_process
-from holdfast.provenance.ownership import is_own_file
+from holdfast.rank.ending import find_user_line
 
 ANSWERS_WITHIN_S = 3.0
 SETTLED_S = 0.2
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+)')
-_THREAD = re.compile(r"^(Current thread|Thread) 0x")
 
 
 def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
@@ -39,25 +36,6 @@ def write_stacks(log: Path, titles: Mapping[int, str]) -> dict[int, str]:
             _append(log, "the rank doesn't answer: its process is stopped, or inside the kernel\n")
         found[pid] = find_user_line(text.splitlines())
     return found
-
-
-def find_user_line(lines: Sequence[str]) -> str:
-    """Return the innermost line of the user's code in the stacks that faulthandler wrote, as ``file:line``.
-
-    Search the current thread first, then the other threads, oldest first. Return an empty text if no thread has such a
-    line.
-    """
-    threads: list[list[str]] = [[]]
-    for line in lines:
-        if _THREAD.match(line):
-            threads.append([])
-        threads[-1].append(line)
-    current = [thread for thread in threads[1:] if thread[0].startswith("Current")]
-    for thread in (*current, *reversed(threads)):
-        for frame in filter(None, map(_FRAME.match, thread)):
-            if is_own_file(frame[1]):
-                return f"{frame[1]}:{frame[2]}"
-    return ""
 
 
 def _append(log: Path, text: str) -> int:
