@@ -23,7 +23,6 @@ MOST_ATTRIBUTES, MOST_IMPORTS = 20, 20
 LARGE_CLASSES = {
     "holdfast/attempt/attempt.py: Attempt": 21,
     "holdfast/training/build.py: Training": 33,
-    "holdfast/training/own_loop/loop.py: OwnLoop": 28,
 }
 WIDE_MODULES = {"holdfast/attempt/attempt.py": 25, "holdfast/training/build.py": 26}
 

@@ -128,6 +128,52 @@ class Noted:
     shown: list[Shown] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LoopInput:
+    """The data of a loop, as `Run.steps` or `Run.epochs` got it.
+
+    Attributes:
+        loader: the loader as the loop has passed it; None without one.
+        source: the user's loader inside ``loader`` if accelerate has prepared ``loader``; otherwise ``loader``.
+        per_epoch: the number of steps of an epoch; None if it isn't known.
+    """
+
+    loader: Any = None
+    source: Any = None
+    per_epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A framework's values in the search for forgotten state.
+
+    Attributes:
+        objects: the objects that the search leaves out.
+        list_variables: returns the values to search instead, each as a pair (name, value).
+    """
+
+    objects: Sequence[Any] = ()
+    list_variables: Callable[[], list[tuple[str, Any]]] = list
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The parts of a loop that exist from its first step on.
+
+    Attributes:
+        taking: the shares that the loop takes in each step.
+        served: the generator that executes the attempt's orders.
+        holders: the variables that must hold the kept objects.
+        gradients: the gradients that a step keeps for the next step.
+    """
+
+    training: Training
+    taking: Taking
+    served: Generator[None, None, None]
+    holders: Holders
+    gradients: Gradients
+
+
 class _Objects(dict[str, Any]):
     """The objects that `Run.keep` got, by name.
 
@@ -169,22 +215,15 @@ class OwnLoop:
         self._objects = _Objects()
         self._wrapping = Wrapping(config, accelerator)
         self.fields: dict[str, Any] = {"anneals": {}}
-        self._adopted: list[Any] = []  # a framework's objects, which the search for forgotten state leaves out
-        self._list_adopted: Callable[[], list[tuple[str, Any]]] = list
-        self._loader: Any = None  # the loader as the loop has passed it
-        # the user's loader inside `_loader` if accelerate has prepared `_loader`; otherwise `_loader`
-        self._source: Any = None
-        self._per_epoch: int | None = None
+        self._adopted = Adopted()
+        self._input = LoopInput()
         # the iterators that the loop has got from `Run`, by the method that returned them
         self._given: dict[str, Iterator[Any]] = {}
-        self._training: Training | None = None
-        self._taking: Taking | None = None
-        self._served: Generator[None, None, None] | None = None
+        self._begun: Begun | None = None
         self._step: Step | None = None
-        self._holders: Holders | None = None
         self._noted = Noted()
         self._warnings: dict[str, str] = {}  # lines to show a person, each once, by the name of their object or number
-        self._has_steps = self._has_ended = False
+        self._has_ended = False
         self._is_at_end = False  # whether only the code after the present epoch's inner loop remains to be run
         self._has_ended_step = False  # whether `_end_step` was called for the present step
         # a function that restores the state with which this process resumed the run
@@ -200,7 +239,7 @@ class OwnLoop:
     @property
     def is_rehearsal(self) -> bool:
         """Return whether this process ends after the present step; see `Step.is_rehearsal`."""
-        record = None if self._training is None else self._training.record
+        record = None if self._begun is None else self._begun.training.record
         return record is not None and (record.is_rehearsal or record.ends.is_repeating)
 
     @property
@@ -221,21 +260,21 @@ class OwnLoop:
 
     def set_data_parallel(self, mesh: Any) -> None:
         """Implement `Run.data_parallel`."""
-        if self._training is not None:
+        if self._begun is not None:
             self.refuse("run.data_parallel(...) was called after the first step", hint="call it before the loop")
         with self.located():
             self._wrapping.data.set_mesh(mesh)
 
     def wrap(self, model: torch.nn.Module, parallelize: Parallelize | None) -> torch.nn.Module:
         """Implement `Run.wrap`."""
-        if self._training is not None:
+        if self._begun is not None:
             self.refuse("run.wrap(...) was called after the first step", hint="call it before the loop")
         with self.located():
             return self._wrapping.wrap(model, parallelize)
 
     def keep(self, objects: Mapping[str, Any], leave_out: Sequence[str] = ()) -> None:
         """Implement `Run.keep`."""
-        if self._training is not None:
+        if self._begun is not None:
             self.refuse("run.keep(...) was called after the first step", hint="call it before the loop")
         missing = {*leave_out}
         for name, each in objects.items():
@@ -280,7 +319,7 @@ class OwnLoop:
     @property
     def batch_number(self) -> int:
         """Implement `Run.batch_number`."""
-        if self._training is None or self._step is None:
+        if self._begun is None or self._step is None:
             self.refuse("run.batch_number was read outside the loop", hint="read it in `for epoch in run.epochs(...):`")
         begin = self._step.epoch * self._length
         return self._training.program.skipped.count_outside(begin + 1, self._step.number)
@@ -294,7 +333,7 @@ class OwnLoop:
             objects: the framework's objects.
             list_variables: returns the values to search instead, each as a pair (name, value).
         """
-        self._adopted, self._list_adopted = [*objects], list_variables
+        self._adopted = Adopted([*objects], list_variables)
 
     def is_kept(self, value: Any) -> bool:
         """Return whether a value is one of the kept objects."""
@@ -310,7 +349,6 @@ class OwnLoop:
 
     def end_pass(self) -> None:
         """Begin a new pass over the loader with the next batch."""
-        assert self._training is not None
         self._training.batches.end_pass()
 
     def snapshot(self) -> Callable[[], None]:
@@ -319,7 +357,6 @@ class OwnLoop:
         Code that ran before the checkpoint may run again after a resume, and its effects have to be undone. An adapter
         calls this after it has got the first step.
         """
-        assert self._training is not None
         put_back = snapshot(self._training)
 
         def undo() -> None:
@@ -346,18 +383,17 @@ class OwnLoop:
         """Implement `Run.steps`."""
         if self._has_epochs:
             return self._give("steps", self._steps_of_epoch())
-        if self._has_steps:
+        if "steps" in self._given:
             self.refuse(
                 "run.steps(...) was called twice: a run has one loop",
                 hint="put the loop inside `for epoch in run.epochs(loader):` to train one epoch in each",
             )
-        self._has_steps = True
         self._note_data(loader, per_epoch)
         return self._give("steps", self._all_steps())
 
     def give_epochs(self, loader: Any, per_epoch: int | None) -> Iterator[int]:
         """Implement `Run.epochs`."""
-        if self._has_steps or self._has_epochs:
+        if "steps" in self._given or self._has_epochs:
             self.refuse("run.epochs(...) was called twice: a run has one loop", hint="put both loops into one")
         self._note_data(loader, per_epoch)
         return self._give("epochs", self._all_epochs())
@@ -365,7 +401,7 @@ class OwnLoop:
     def give_batches(self, data: Any, batch_size: int | None, options: Mapping[str, Any]) -> Iterator[Any]:
         """Implement `Run.batches`."""
         if self._has_epochs:
-            if data is not None and data is not self._loader and data is not self.fields.get("data"):
+            if data is not None and data is not self._input.loader and data is not self.fields.get("data"):
                 self.refuse(
                     "run.batches(...) has different data than run.epochs(...), whose loader it reads",
                     hint="call run.batches() without arguments. To change an epoch's data, change the loader's "
@@ -398,13 +434,13 @@ class OwnLoop:
                 number = read_number(f"run.log({name}=...)", value, self.device)
             except RecipeError as error:
                 self.refuse(error.message, error.hint)
-            if self._taking is not None and self._taking.log is not None:
-                self._taking.log(name, number)
+            if self._begun is not None and self._begun.taking.log is not None:
+                self._begun.taking.log(name, number)
             else:
                 self._noted.numbers[name] = number
 
     def _leave_out(self, name: str) -> None:
-        if f"log {name}" not in self._warnings and self._training is not None:
+        if f"log {name}" not in self._warnings and self._begun is not None:
             warning = f"{find_place()}run.log({name}=None): left out of this step's record"
             self._warnings[f"log {name}"] = warning
             self._training.record.warnings.append(warning)
@@ -421,32 +457,40 @@ class OwnLoop:
 
     def next_batch(self, *, is_moved: bool = True) -> Any:
         """Return the next batch of the loop's data, on the run's device unless ``is_moved`` is False."""
-        if self._training is None or self._taking is None or self._step is None:
+        if self._begun is None or self._step is None:
             self.refuse("a batch was taken outside the loop", hint="take it in a step")
         if isinstance(self._training.batches, NoBatches):
             self.refuse("step.batch: run.steps(...) has no data", hint="give the loader: for step in run.steps(loader)")
         with self.located():
-            self._taking.refuse_whole_batch()
+            self._begun.taking.refuse_whole_batch()
         name, batch = self._training.next_batch(is_moved=is_moved)
         self._noted.names.append(name)
         # accelerate ends an accumulation of gradients at the end of a pass: tell it of this end
-        if isinstance(self._loader, DataLoaderStateMixin):
-            self._loader.end_of_dataloader = self._training.batches.is_at_end
+        if isinstance(self._input.loader, DataLoaderStateMixin):
+            self._input.loader.end_of_dataloader = self._training.batches.is_at_end
         return batch
 
     def take_shares(self) -> Iterator[Any]:
         """Yield the batches of the present step; see `Step.shares`."""
-        assert self._taking is not None
         with self.located():
-            yield from self._taking.take(self._noted.names, self._noted.numbers, self.next_batch)
+            yield from self._inside.taking.take(self._noted.names, self._noted.numbers, self.next_batch)
 
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Implement `Run.clip_grad_norm_`."""
-        if self._training is None:
+        if self._begun is None:
             self.refuse("run.clip_grad_norm_(...) was called outside the loop", hint="call it in a step")
         return self._training.ranks.clip(list(parameters), max_norm)
 
     # ---- inside
+
+    @property
+    def _inside(self) -> Begun:
+        assert self._begun is not None, "the loop has begun"
+        return self._begun
+
+    @property
+    def _training(self) -> Training:
+        return self._inside.training
 
     @property
     def _has_epochs(self) -> bool:
@@ -457,22 +501,23 @@ class OwnLoop:
         return iterator
 
     def _note_data(self, loader: Any, per_epoch: int | None) -> None:
-        self._per_epoch = per_epoch
+        source = None
         if loader is not None:
             if "data" in self.fields:
                 self.refuse(
                     "run.steps(loader) and run.batches(dataset) both have data", hint="give data to one of them only"
                 )
             with self.located():
-                self._loader, self._source = loader, take_apart(loader, "run.batches(dataset, batch_size=...)")
+                source = take_apart(loader, "run.batches(dataset, batch_size=...)")
             if (
                 per_epoch is None
                 and hasattr(loader, "__len__")
                 and not (is_torch_loader(loader) and is_endless(loader))
             ):
-                self._per_epoch = len(loader)
-                if self._per_epoch == 0:
+                per_epoch = len(loader)
+                if per_epoch == 0:
                     self.refuse("the loader yields no batch", hint=NO_BATCH)
+        self._input = LoopInput(loader, source, per_epoch)
 
     def _all_steps(self) -> Iterator[Step]:
         self._open()
@@ -482,7 +527,6 @@ class OwnLoop:
     def _all_epochs(self) -> Iterator[int]:
         self._open()
         step, training = self._next(), self._training
-        assert training is not None
         if training.record.ends.is_repeating:
             assert step is not None
             yield step.epoch
@@ -527,7 +571,6 @@ class OwnLoop:
                 hint="run.epochs(per_epoch=...) sets the length of an epoch",
             )
         training = self._training
-        assert training is not None
         if not self._has_ended_step:
             self._end_step(step)
         trained, noted = training.record.trained, self._noted
@@ -551,11 +594,11 @@ class OwnLoop:
         """Check the state after the code at an epoch's end."""
         self._share_model()
         self._check_variables()
-        self._gradients.end_step()  # this code may step an optimizer, whose rates aren't those of the next step
+        # This code may step an optimizer, whose rates aren't those of the next step.
+        self._inside.gradients.end_step()
 
     def _is_last_of_epoch(self, step: Step) -> bool:
         """Return whether the loop trains no further step of this step's epoch; skipped steps may follow."""
-        assert self._training is not None
         end = (step.epoch + 1) * self._length
         return self._training.program.skipped.find_outside(end) <= step.number + 1
 
@@ -578,7 +621,6 @@ class OwnLoop:
         epoch = step.epoch
         while step is not None and step.epoch == epoch:
             yield step
-            assert self._training is not None
             if self._training.record.ends.is_repeating:
                 self._drop_step()
             elif self._is_last_of_epoch(step):
@@ -590,16 +632,14 @@ class OwnLoop:
 
     def _drop_step(self) -> None:
         """End a step that has no effect, and whose numbers aren't recorded."""
-        assert self._taking is not None
         with self.located():
-            self._taking.end_step()
-        self._gradients.end_step()
+            self._inside.taking.end_step()
+        self._inside.gradients.end_step()
         self._noted, self._has_ended_step = Noted(), True
 
     def _saves_first(self, step: Step) -> bool:
         """Return whether to save before the code at the epoch's end; at the run's end this is always False."""
         training, end = self._training, (step.epoch + 1) * self._length
-        assert training is not None
         return end < training.total_steps and training.record.ends.saves_first(end)
 
     def _all_batches(self) -> Iterator[Any]:
@@ -608,7 +648,6 @@ class OwnLoop:
 
     @property
     def _length(self) -> int:
-        assert self._training is not None
         return self._training.steps_per_epoch
 
     def _open(self) -> None:
@@ -622,50 +661,51 @@ class OwnLoop:
                 "the loop begins without run.keep(...): a checkpoint would have no state to restore",
                 hint="call run.keep(model=model, optimizer=optimizer, ...) before the loop",
             )
-        if self._per_epoch is None and "data" not in self.fields:
+        if self._input.per_epoch is None and "data" not in self.fields:
             self.refuse("the length of an epoch isn't known", hint="set it, as in run.steps(per_epoch=1000)")
         frames = find_frames(self._function)
         with self.located():
             self._wrapping.plugins.check()
             self._wrapping.check_kept(self._objects)
-            sources = [self._loader, self._source] if self._source is not None else []
-            is_loader = is_torch_loader(self._source)
+            source = self._input.source
+            sources = [self._input.loader, source] if source is not None else []
+            is_loader = is_torch_loader(source)
             sorted_objects = sort_kept(self._objects, accelerator, self._objects.left_out)
             kept = Kept(
-                **({"data": self._source} | self.fields | sorted_objects),
+                **({"data": source} | self.fields | sorted_objects),
                 function=self._function,
                 originals=[*([] if is_loader else sources), *self._objects.values()],
                 own=[
                     *self.own,
                     self.accelerator,
                     accelerator,
-                    *self._adopted,
+                    *self._adopted.objects,
                     *(sources if is_loader else []),
                     *(sorted_objects["extras"][name] for name in OWN_EXTRAS if name in sorted_objects["extras"]),
                 ],
                 list_variables=self._list_variables,
-                steps_per_epoch=self._per_epoch,
+                steps_per_epoch=self._input.per_epoch,
                 constants=read_constants(frames),
                 names=[*self._objects],
             )
-            self._holders = Holders(frames, [*self.own, self.accelerator, accelerator, *self._objects.values()])
+            holders = Holders(frames, [*self.own, self.accelerator, accelerator, *self._objects.values()])
             self._wrapping.check_trained(kept.trained)
             gradients = kept.extras[GRADIENTS]
             assert isinstance(gradients, Gradients)
-            self._gradients, self._wrapping.sharded = gradients, list_fsdp_modules(kept.model)
+            self._wrapping.sharded = list_fsdp_modules(kept.model)
             program = LoopProgram(self.accelerator, kept, self.settings, self._wrapping.data.known)
             program.framework = self.framework
-            self._training = Training(self.config, program)
-            self._training.record.ends.has_code = self._has_epochs
-            self._training.record.check_variables = self._check_variables
+            training = Training(self.config, program)
+            training.record.ends.has_code = self._has_epochs
+            training.record.check_variables = self._check_variables
             if self._has_epochs:
-                self._training.record.hints += list_hints(frames, self._is_own, self.is_kept)
-            self._training.record.warnings += self._warnings.values()
-            self._taking = Taking(self._training, gradients)
-        if isinstance(self._loader, DataLoaderStateMixin):
+                training.record.hints += list_hints(frames, self._is_own, self.is_kept)
+            training.record.warnings += self._warnings.values()
+            taking = Taking(training, gradients)
+            self._begun = Begun(training, taking, self._serve(training), holders, gradients)
+        if isinstance(self._input.loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
-            self._loader.begin()
-        self._served = self._serve(self._training)
+            self._input.loader.begin()
 
     def _next(self) -> Step | None:
         """Record the last step, execute orders until an order asks for a step, and return this step.
@@ -675,11 +715,9 @@ class OwnLoop:
         Raises:
             Stopped: the run stops before its end.
         """
-        assert self._training is not None
-        assert self._served is not None
         if self._step is not None and not self._has_ended_step:
             self._end_step(self._step)
-        for _ in self._served:
+        for _ in self._inside.served:
             break
         else:
             self._has_ended, self._step = True, None
@@ -692,7 +730,6 @@ class OwnLoop:
     def _share_model(self) -> None:
         """Shard an FSDP2 model again, and copy the main rank's buffers to all ranks."""
         training = self._training
-        assert training is not None
         if self._wrapping.sharded:
             shard_again(self._wrapping.sharded)
             # FSDP2, unlike DDP, doesn't copy the main rank's buffers to all ranks.
@@ -701,11 +738,9 @@ class OwnLoop:
 
     def _end_step(self, step: Step) -> None:
         training = self._training
-        assert training is not None
-        assert self._taking is not None
         self._share_model()
         try:
-            self._taking.end_step()
+            self._inside.taking.end_step()
         except RecipeError as error:
             self.refuse(error.message, error.hint)
         if training.record.is_watched:
@@ -725,7 +760,7 @@ class OwnLoop:
                 f"step {step.number + 1} took {len(self._noted.names)} batches, but a skipped step draws {per_step}",
                 hint="take one step.batch in each step, or set run.batches(dataset, ..., grad_accum=...)",
             )
-        lrs = self._gradients.end_step()
+        lrs = self._inside.gradients.end_step()
         training.record.trained = Unread(
             step.number + 1,
             self._noted.numbers,
@@ -740,24 +775,25 @@ class OwnLoop:
 
     def _check_variables(self) -> None:
         """Check after a step that the loop's variables hold the kept objects; see `Holders`."""
-        if self._holders is not None and self._step is not None:
-            self._holders.check(self._step.number + 1)
+        if self._begun is not None and self._step is not None:
+            self._begun.holders.check(self._step.number + 1)
 
     def close(self) -> None:
         """Close the generator of steps, and end the pass of a loader that accelerate has prepared.
 
         Call it after an error in the loop, too.
         """
-        if isinstance(self._loader, DataLoaderStateMixin) and self._training is not None:
-            self._loader.end()
-        if self._served is not None:
-            self._served.close()
+        if self._begun is None:
+            return
+        if isinstance(self._input.loader, DataLoaderStateMixin):
+            self._input.loader.end()
+        self._begun.served.close()
 
     def check_end(self) -> None:
         """Raise RecipeError unless the function has trained the run to its end."""
         function = getattr(self._function, "__code__", None)
         where = f"{function.co_filename}:{function.co_firstlineno}: " if function else ""
-        if self._training is None:
+        if self._begun is None:
             raise RecipeError(
                 f"{where}the function returned without a step", hint="train inside `for step in run.steps(...):`"
             )
@@ -771,7 +807,7 @@ class OwnLoop:
     @property
     def has_begun(self) -> bool:
         """Return whether the loop has asked for its first step."""
-        return self._training is not None
+        return self._begun is not None
 
     def _list_variables(self) -> list[Variable]:
         """Return the variables from which the search for forgotten state begins.
@@ -780,13 +816,13 @@ class OwnLoop:
         iterators that wrap the run's iterators, and a framework's values.
         """
         frames = find_frames(self._function, outside=OwnLoop._next.__code__)
-        parts = ("dataset", "collate_fn") if isinstance(self._source, torch.utils.data.DataLoader) else ()
-        training = self._training
-        is_at_end = self._has_epochs and training is not None and training.progress.step % self._length == 0
+        parts = ("dataset", "collate_fn") if isinstance(self._input.source, torch.utils.data.DataLoader) else ()
+        begun = self._begun
+        is_at_end = self._has_epochs and begun is not None and begun.training.progress.step % self._length == 0
         roots = {name: ENDED if is_at_end and name != "epochs" else ITERATOR for name in self._given}
         return [
             *list_carried(frames),
-            *(Variable(f"loader.{name}", getattr(self._source, name)) for name in parts),
+            *(Variable(f"loader.{name}", getattr(self._input.source, name)) for name in parts),
             *list_iterators(frames, self._given, roots),
-            *(Variable(name, value, root=FRAMEWORK) for name, value in self._list_adopted()),
+            *(Variable(name, value, root=FRAMEWORK) for name, value in self._adopted.list_variables()),
         ]
