@@ -108,7 +108,6 @@ class Attempt:
             publish: the function that publishes each commit, which has to call `publish_commit`; if None,
                 `publish_commit` itself.
         """
-        self.config = config
         self.journal = Journal(open_store(config.store), config.run)
         self.number = number or self.journal.next_attempt()
         self.notice: Notice | None = None
@@ -121,12 +120,25 @@ class Attempt:
         self._stopping = Stopping.TRAINING
         self._is_on_record = False  # whether the attempt's ending is recorded
         self._reason = ""  # why the attempt began; empty before it has claimed the run
-        self._takes_all_gpus = config.compute.ranks == "all"
         self._failures = Failures()
         self._commits = Durations(unknown_s=MARGIN_S, least_s=LEAST_MARGIN_S)
         self._history: CostHistory | None = None  # None unless the chunk length is automatic
         self._chunk_s = 0.0  # how many seconds the last chunk's steps took
         self._line: Line | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration, with its skip list; the number of ranks is settled when the ranks are started."""
+        return self.ranks.config
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the settings with which the ranks train."""
+        return self.line.config_fingerprint
+
+    @property
+    def _takes_all_gpus(self) -> bool:
+        return self.ranks.given.compute.ranks == "all"
 
     def _has_notice(self) -> bool:
         return self.notice is not None
@@ -239,11 +251,10 @@ class Attempt:
             self.ranks.build(known.newest)
         except ConfigError as error:
             raise (explain_ranks(error, config.compute.rank_count) if self._takes_all_gpus else error) from None
-        self.fingerprint = self.ranks.present.fingerprint
         self._line = Line(
             self.journal,
             self.number,
-            self.fingerprint,
+            self.ranks.present.fingerprint,
             self.steps_per_epoch,
             signing_key=signing_key,
             trusted_keys=trusted_keys,
@@ -255,9 +266,9 @@ class Attempt:
         return known
 
     def _read_skips(self, trusted_keys: TrustedKeys) -> tuple[RunConfig, list[str]]:
-        """Add the run's skip list to `config`. Return the configuration, and the names of the list's records."""
+        """Add the run's skip list to the ranks' configuration. Return it, and the names of the list's records."""
         given, names = apply_skips(self.journal, self.ranks.given, trusted_keys)
-        self.config = self.ranks.config = settle_ranks(given)
+        self.ranks.config = settle_ranks(given)
         return self.config, names
 
     def _claim(self, known: Known) -> bool:
@@ -484,7 +495,7 @@ class Attempt:
         """Adopt the settings of the new ranks. Only a new skip list can have changed their fingerprint."""
         present = self.ranks.present
         if present.fingerprint != self.fingerprint:
-            self.fingerprint = self.line.config_fingerprint = present.fingerprint
+            self.line.config_fingerprint = present.fingerprint
             self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
             log.info("steps whose batches are drawn and not trained: %s", self.config.skip or "none any more")
 
