@@ -5,6 +5,7 @@ from collections.abc import Sized
 from typing import Any, cast
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
 from holdfast import state
@@ -47,7 +48,6 @@ class Training:
 
     Attributes:
         program: the program that is trained: a recipe, or a loop of the user's own.
-        recipe: the program's recipe; see `Program`.
         own_steps_per_epoch: the number of steps of an epoch, as the recipe defines it.
         steps_per_epoch: the number of steps of an epoch in this process: fewer if a proof shortens epochs.
         order: the order of map-style data; None for a stream.
@@ -83,7 +83,6 @@ class Training:
         """
         self.config = config
         self.program = program = program or build_program(config)
-        self.accelerator, self.recipe, self.settings = program.accelerator, program.recipe, program.settings
         self.flags = check_built_flags(config.determinism)
         check_divided(config, self.recipe, self.accelerator)
         self.ranks = _make_ranks(config, program)
@@ -101,7 +100,6 @@ class Training:
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
-        self.scheduler_type = "+".join(self.schedulers.names) or "NoneType"
         self.grouping = Grouping(self.recipe, program.advice.stepped, list_contained(self.recipe))
         self.structure = Structure(_list_roots(self.recipe))
         self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
@@ -125,6 +123,24 @@ class Training:
         self.stage = Stage.SETTLED
         self.generators = state.Generators()
         self.notes: list[str] = []
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.program.accelerator
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the program's recipe; see `Program`."""
+        return self.program.recipe
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.program.settings
+
+    @property
+    def scheduler_type(self) -> str:
+        """Return the name of the schedulers' classes, for the checkpoint's metadata."""
+        return "+".join(self.schedulers.names) or "NoneType"
 
     def _order(self) -> Order | None:
         recipe: Recipe = self.recipe
