@@ -19,6 +19,7 @@ from holdfast.errors import ConfigError, WrongUse
 from holdfast.extending import Command, Extension, call_all, check_tables, find_extensions
 from holdfast.proof import audit
 from holdfast.proof.audit import check_on_fault
+from holdfast.training import Training
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
@@ -161,6 +162,22 @@ def test_a_table_that_no_extension_reads_is_refused() -> None:
     config = RunConfig(recipe="m:f", run="r", extensions={"nothing": {"a": 1}})
     with pytest.raises(ConfigError, match=r"extensions\.nothing: no installed extension has this table"):
         check_tables(config)
+
+
+def test_a_launcher_that_no_extension_has_is_refused() -> None:
+    config = RunConfig.model_validate({"recipe": "m:f", "run": "r", "compute": {"launcher": "mine"}})
+    with pytest.raises(ConfigError, match=r'compute.launcher = "mine": no installed extension has this launcher') as it:
+        check_tables(config)
+    assert it.value.hint.startswith("known: torchrun")
+
+
+def test_without_an_extension_virtual_ranks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extending, "find_extensions", lambda: ())
+    where = {"recipe": "tests.support.toy:toy", "run": "r", "store": str(tmp_path)}
+    how = {"compute": {"device": "cpu", "virtual_ranks": 4}, "determinism": {"mode": "fast"}}
+    config = RunConfig.model_validate(where | how)
+    with pytest.raises(ConfigError, match=r"compute.virtual_ranks = 4: no installed extension trains the same bytes"):
+        Training(config)
 
 
 def test_every_folder_is_found() -> None:
