@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sized
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,39 @@ from holdfast.training.synchronizing import Synchronized
 NO_BATCH = "use more data, a smaller batch, or a loader without drop_last"
 
 
+@dataclass(frozen=True)
+class AsBuilt:
+    """A training as its recipe built it, with which later steps and a resume are compared.
+
+    Attributes:
+        flags: torch's settings after the recipe was built; see `determinism.read_flags`.
+        grouping: the parameter groups.
+        structure: the layers and tensors of the modules.
+        hyperparameters: the hyperparameters of optimizer and schedulers; see `copy_built`.
+    """
+
+    flags: dict[str, Any]
+    grouping: Grouping
+    structure: Structure
+    hyperparameters: dict[str, Any]
+
+
+@dataclass
+class Probes:
+    """The probes of a training.
+
+    Attributes:
+        first: a stream's first micro-batch, on which the probe is measured.
+        last: the probe of the last checkpoint; None before it.
+        touched: the values that the last probe's forward passes changed and that no checkpoint contains; see
+            `undisturbed.ModelSnapshot`.
+    """
+
+    first: FirstBatch = field(default_factory=FirstBatch)
+    last: Probe | None = None
+    touched: dict[str, str] = field(default_factory=dict)
+
+
 class Training:
     """A recipe that is built and ready to train in this process, at step 0.
 
@@ -57,13 +91,8 @@ class Training:
         gradients: the gradients that a step keeps for the next step, in a loop or in a ``Recipe(step=...)``; None if
             each step begins without gradients.
         generators: the states of the random generators from which training draws.
-        flags: torch's settings after the recipe was built; see `determinism.read_flags`.
-        grouping: the parameter groups as the recipe built them.
-        structure: the layers and tensors of the modules as the recipe built them.
-        built: the hyperparameters as the recipe built them.
-        first: a stream's first micro-batch, on which the probe is measured.
-        touched: the values that the last probe's forward passes changed and that no checkpoint contains; see
-            `undisturbed.ModelSnapshot`.
+        as_built: the parts that later steps and a resume are compared with; see `AsBuilt`.
+        probes: the probes and the batch on which they are measured; see `Probes`.
         parent: the content id of the last checkpoint that is complete on the store; empty if there is none.
         saver: writes checkpoints in the background, one at a time.
         record: the steps since the last save.
@@ -83,7 +112,7 @@ class Training:
         """
         self.config = config
         self.program = program = program or build_program(config)
-        self.flags = check_built_flags(config.determinism)
+        flags = check_built_flags(config.determinism)
         check_divided(config, self.recipe, self.accelerator)
         self.ranks = _make_ranks(config, program)
         self.ranks.seed(config.seed, keeps_seeds=program.keeps_seeds)
@@ -100,22 +129,23 @@ class Training:
         gradients = self.recipe.extras.get(GRADIENTS)
         self.gradients = gradients if isinstance(gradients, Gradients) else None
         self.schedulers = Schedulers(self.recipe, self.steps_per_epoch)
-        self.grouping = Grouping(self.recipe, program.advice.stepped, list_contained(self.recipe))
-        self.structure = Structure(_list_roots(self.recipe))
-        self.built = copy_built(self.optimizer, self.schedulers, self.recipe)
+        self.as_built = AsBuilt(
+            flags,
+            Grouping(self.recipe, program.advice.stepped, list_contained(self.recipe)),
+            Structure(_list_roots(self.recipe)),
+            copy_built(self.optimizer, self.schedulers, self.recipe),
+        )
         # The stages of a pipeline would choose different numbers, but have to compute checksums at the same steps: they
         # use the smallest number.
         every = choose_every(self.model)
         self.record = StepRecord(min(self.ranks.gather(every)) if self.ranks.stages is not None else every)
         self.progress = TrainingProgress()
-        self.first = FirstBatch()
+        self.probes = Probes()
         self.parent = ""
         part_bytes, near, pin = config.checkpoint.part_bytes, open_near(config), pinning(self.accelerator.device)
         # Let fewer checkpoints share a file than the run keeps: if the file is damaged, an older checkpoint is still
         # intact.
         self.saver = Saver(part_bytes, shared_by=max(1, config.retention.keep_last - 1), pin=pin, near=near)
-        self.probe: Probe | None = None  # the probe of the last checkpoint
-        self.touched: dict[str, str] = {}
         # how many micro-batches of a stream the last resume read again, and how many seconds that took
         self.replayed: dict[str, float] | None = None
         self._has_begun = False  # whether `begin_data` has set the data's position
@@ -238,17 +268,17 @@ class Training:
             if self.ranks.has_groups:
                 self.ranks.gather_samples(samples)  # raises an error for wrong samples before the first step is trained
         if self.order is None and self.progress.step == 0:
-            self.first.keep(batch, self.ranks.gather)
+            self.probes.first.keep(batch, self.ranks.gather)
         return samples, send_to_device(batch, self.accelerator.device) if is_moved else batch
 
     @property
     def has_probe_batch(self) -> bool:
-        """Return whether `probe_batch` has a micro-batch: always for map-style data; for a stream if `first` has it."""
-        return self.order is not None or bool(self.first.text)
+        """Return whether `probe_batch` has a micro-batch: always for map-style data; for a stream once it is read."""
+        return self.order is not None or bool(self.probes.first.text)
 
     def probe_batch(self, ranks: int | None = None) -> Any:
         """Return the main rank's part of the first micro-batch, on this rank's device; see `Batches.first`."""
-        batch = self.batches.first(ranks) if self.order is not None else self.first.read()
+        batch = self.batches.first(ranks) if self.order is not None else self.probes.first.read()
         return send_to_device(batch, self.accelerator.device)
 
     def set_anneals(self, ahead: int = 0) -> dict[str, float]:

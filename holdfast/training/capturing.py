@@ -39,7 +39,7 @@ def capture(training: Training) -> dict[str, Any]:
         "rng": _of_each_rank(training, training.generators.state_dict(), "rng"),
         "data": _of_each_rank(training, training.batches.state_dict(), "data"),
         "progress": training.progress.state_dict(),
-        "built": training.built,
+        "built": training.as_built.hyperparameters,
     }
     has_own = ranks.has_groups and not ranks.has_common_state
     return captured | ({DATA_RANKS: [*ranks.data.numbers]} if has_own else {})
@@ -142,7 +142,7 @@ def restore(training: Training, state: dict[str, Any]) -> None:
     """
     accelerator = training.accelerator
     try:
-        training.grouping.restore(state["optimizer"])
+        training.as_built.grouping.restore(state["optimizer"])
     except ValueError as error:
         raise _unfit("optimizer", str(error)) from None
     model = training.recipe.model

@@ -32,7 +32,7 @@ def take_over(training: Training, saved_built: dict[str, Any]) -> list[str]:
         saved_built: the result of `copy_built` in the checkpoint.
     """
     # Convert the values as a save and a load do: a Counter, for example, becomes a dict.
-    built = from_payload(to_payload(training.built))
+    built = from_payload(to_payload(training.as_built.hyperparameters))
     changed = []
     rates = [_rates(scheduler) for scheduler in training.schedulers]
     # Groups that a step has added aren't in the built state, so `zip` skips them: they stay as restored.

@@ -23,7 +23,7 @@ def optimizer_state(training: Training) -> dict[str, Any]:
     state: dict[str, Any] = training.optimizer.state_dict()
     if not _has_numbers(state):
         return state
-    names, grouping = name_parameters(training), training.grouping
+    names, grouping = name_parameters(training), training.as_built.grouping
     keeps_order = any(isinstance(each, torch.optim.LBFGS) for each in parts_of(training.recipe.optimizer))
     groups = [[names[number] for number in group["params"]] for group in state["param_groups"]]
     return (
@@ -85,7 +85,7 @@ def _list_members(state: dict[str, Any]) -> list[Any]:
 
 def name_parameters(training: Training) -> list[str]:
     """Return the name of each parameter of the optimizer, in the optimizer's order; see `Grouping.name_known`."""
-    known = training.grouping.name_known()
+    known = training.as_built.grouping.name_known()
     return [
         known.get(id(parameter), f"{number}.{place}")
         for number, group in enumerate(training.optimizer.param_groups)

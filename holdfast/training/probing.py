@@ -36,7 +36,7 @@ Outputs = Callable[[nn.Module], Mapping[str, Any]]
 
 
 def measure_probe(training: Training, saved_by: int | None = None) -> Probe:
-    """Measure and return the probe, and set ``training.touched``. The state of the training stays unchanged.
+    """Measure and return the probe, and set ``training.probes.touched``. The state of the training stays unchanged.
 
     If a GPU has too little memory, free the memory that torch holds for later, and try once more. Several ranks don't
     try again, because the others may wait for a rank that has failed.
@@ -96,7 +96,7 @@ def has_noise(training: Training) -> bool:
 def _measure(training: Training, saved_by: int | None) -> Probe:
     await_device(training)
     training.set_anneals()
-    training.touched = {}
+    training.probes.touched = {}
     takes_gradient = training.config.resume.training_probe and saved_by is None
     can_probe = training.recipe.loss is not None and training.has_probe_batch
     needs_batch = can_probe and (takes_gradient or training.recipe.probe is None)
@@ -147,7 +147,7 @@ def _take_outputs(training: Training, outputs: Outputs) -> dict[str, Any]:
 def _undisturbed(training: Training, model: nn.Module, *, may_swap: bool = False) -> Iterator[ModelSnapshot]:
     with undisturbed(model, training.optimizer, may_swap=may_swap) as kept:
         yield kept
-    training.touched |= kept.touched
+    training.probes.touched |= kept.touched
 
 
 def _default_probe(training: Training, batch: Any) -> Outputs | None:

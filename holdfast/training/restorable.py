@@ -54,10 +54,10 @@ def check_changes(training: Training) -> None:
         RecipeError: a step has made such a change.
         DeterminismError: in strict mode, a step has changed one of torch's settings.
     """
-    check_flags(training.config.determinism, training.flags, training.progress.step)
+    check_flags(training.config.determinism, training.as_built.flags, training.progress.step)
     training.record.check_variables()
-    is_changed = training.structure.check(training.progress.step)
-    training.grouping.check(training.progress.step, is_looked_at=is_changed)
+    is_changed = training.as_built.structure.check(training.progress.step)
+    training.as_built.grouping.check(training.progress.step, is_looked_at=is_changed)
     training.record.checked = training.progress.step
 
 

@@ -77,21 +77,22 @@ def resume(training: Training, payload: Payload, metadata: Metadata, gate: Gate,
     training.begun.restart(training.progress.step, training.parent)
     is_measured = training.recipe.is_measured
     training.record.measured = {name: value for name, value in metadata.metrics.items() if is_measured(name)}
-    training.probe = _own_probe(training, metadata)
-    training.first.text = metadata.first_batch
+    training.probes.last = _own_probe(training, metadata)
+    training.probes.first.text = metadata.first_batch
     saved_by = count_other_data_ranks(training, saved)
     # Free the payload now: the probe may need all memory that a step needs, and a sharded payload is on the GPU.
     del payload, saved
     probe = measure_probe(training, saved_by)
-    difference = compare_probes(training.probe or probe, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
-    only_gradient = bool(difference) and gate.how == "exact" and not compare_outputs(training.probe or probe, probe)
+    last = training.probes.last or probe
+    difference = compare_probes(last, probe, gate.tolerance if gate.how == "tolerance" else 0.0)
+    only_gradient = bool(difference) and gate.how == "exact" and not compare_outputs(last, probe)
     # all ranks measure again if one rank does, because they exchange buffers
     is_noise = any(training.ranks.gather(only_gradient)) and has_noise(training)
     complaints = check_health(probe, training.recipe.health)
     if difference and gate.how == "record":
         resumed.note = difference
     elif difference:
-        suspects = [f"{name} ({kind})" for name, kind in training.touched.items()]
+        suspects = [f"{name} ({kind})" for name, kind in training.probes.touched.items()]
         cause = f"{RESTORED}, but {difference}, and computed twice it differs, too: {NOISE}"
         message = "; ".join([cause if only_gradient and is_noise else explain(difference, gate), *complaints])
         found = _search_suspects(training)
@@ -119,7 +120,7 @@ def _search_suspects(training: Training) -> list[str]:
     The process that saved is gone, so no values can be compared. Modules, generators and other objects with a state
     may change. So may the values that a function other than ``__init__`` assigns.
     """
-    found = (each for each in examine_recipe(training.recipe).found if each.name not in training.touched)
+    found = (each for each in examine_recipe(training.recipe).found if each.name not in training.probes.touched)
     likely = [each for each in found if each.order < LOGS and (not each.is_plain or each.is_assigned)]
     return [f"{each}: {each.remedy}" for each in sorted(likely, key=lambda each: each.order)[:MOST_SEARCHED]]
 
@@ -203,7 +204,7 @@ def _capture_as(training: Training, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_built(training: Training, payload: Payload) -> None:
     as_saved = Payload(payload.tensors, {"built": payload.tree["built"]})
-    found = differences(as_saved, state.to_payload({"built": training.built}))
+    found = differences(as_saved, state.to_payload({"built": training.as_built.hyperparameters}))
     names = [name.removeprefix("built.") for name in found]
     if names:
         raise ConfigDrift(

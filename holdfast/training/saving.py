@@ -119,7 +119,7 @@ def begin_save(
     if training.can_survive and not training.ranks.is_main:
         training.begun.add(BegunSave(training.progress.step, None, lines, shown, request.train_s))
     record.lines, record.warnings = [], []
-    training.probe = probe
+    training.probes.last = probe
 
 
 def _describe_request(request: SaveRequest) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _to_text(lines: list[dict[str, Any]]) -> str:
 
 def _find_complaints(training: Training, probe: Probe) -> list[str]:
     """Return the complaints of the first rank in which the model is unhealthy; empty if it is healthy in all ranks."""
-    found = training.ranks.gather(check_health(probe, training.recipe.health, training.probe))
+    found = training.ranks.gather(check_health(probe, training.recipe.health, training.probes.last))
     complaints: list[str] = next(filter(None, found), [])
     return complaints
 
@@ -179,7 +179,7 @@ def describe_state(training: Training, probe: Probe) -> dict[str, Any]:
         "anneal_offset": progress.anneal_offset,
         "probe": probe,
         "replayed": training.replayed,
-        "first_batch": training.first.text,
+        "first_batch": training.probes.first.text,
         "model_params": count_params(training),
         "model_configs": describe_configs(training.recipe.model),
     }

@@ -89,7 +89,7 @@ def _measure(size: str, folder: Path) -> dict[str, float]:
         "probe": lambda: probe(one),
         "checksums": lambda: describe_components(training, in_detail=False),
         "generators": enter,
-        "flags": lambda: determinism.check_unchanged(both.determinism, training.flags, "here"),
+        "flags": lambda: determinism.check_unchanged(both.determinism, training.as_built.flags, "here"),
     }
     train_to(training, WARM_UP)
     samples: dict[str, list[float]] = {name: [] for name in calls}

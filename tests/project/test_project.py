@@ -21,7 +21,7 @@ from tests.project.test_words import ROOMS, find_files
 BIN = Path(sys.executable).parent
 MOST_ATTRIBUTES, MOST_IMPORTS = 20, 20
 LARGE_CLASSES = {
-    "holdfast/training/build.py: Training": 29,
+    "holdfast/training/build.py: Training": 24,
 }
 WIDE_MODULES = {"holdfast/attempt/attempt.py": 25, "holdfast/training/build.py": 26}
 

@@ -92,7 +92,7 @@ def test_a_probe_names_the_values_that_it_changes_and_that_no_checkpoint_has(tmp
     training = make(tmp_path)
     for _ in range(2):  # values that were put back are not named for that
         measure_probe(training)
-        assert training.touched == {
+        assert training.probes.touched == {
             "model.call1": "Tensor", "model.fresh": "int", "model.losses": "list", "model.mean": "Tensor",
             "model.number": "int", "model.seen": "dict", "model.total": "Tensor",
         }  # fmt: skip
