@@ -30,8 +30,6 @@ MEASURING = (
     "tests/infra/",
     "tests/project/",
     "tests/support/curves.py",
-    "tests/support/cut.py",
-    "tests/support/exchanged.py",
     "tests/support/moved.py",
     "tests/support/packing.py",
     "tests/support/pod.py",

@@ -39,7 +39,8 @@ def test_the_map_is_complete(heading: str, found: list[str]) -> None:
 
 def test_the_longest_files_begin_first() -> None:
     files = sorted(TESTS.rglob("test_*.py"))
-    assert sorted(files, key=place)[: len(LONGEST)] == [TESTS / name for name in LONGEST]
+    longest = [TESTS / name for name in LONGEST if (TESTS / name).parent.is_dir()]  # an extension may be deleted
+    assert sorted(files, key=place)[: len(longest)] == longest
 
 
 def test_every_promise_is_shown_by_a_test_that_exists() -> None:

@@ -17,6 +17,7 @@ from tests.support.shares import write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpus(2), pytest.mark.usefixtures("fsdp_imported")]
 
+FOLDER = "tests.holdfast.extensions.virtual_ranks"
 EPOCHS = 4
 # Each life: its number of ranks, what they hold of the model, the number of its replicas, and where SIGKILL ends it.
 # What its ranks have saved by then is adopted. On GPUs there are at most as many ranks as GPUs.
@@ -36,8 +37,8 @@ def train(nursery: Lives, path: str, **environment: str) -> Any:
 
 
 def check(nursery: Lives, ranks: int, function: str, *arguments: object) -> None:
-    """Let several ranks make a check of `tests.support.cut`."""
-    done = nursery.call("tests.support.cut:in_ranks", ranks, function, *arguments, OMP_NUM_THREADS="1")
+    """Let several ranks make a check of `cut`."""
+    done = nursery.call(f"{FOLDER}.cut:in_ranks", ranks, function, *arguments, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
 
 
@@ -97,7 +98,7 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
 def test_whole_gradients_are_exchanged_during_the_backward_pass(
     nursery: Lives, tmp_path: Path, ranks: int, function: str
 ) -> None:
-    done = nursery.call("tests.support.exchanged:in_ranks", ranks, function, str(tmp_path), OMP_NUM_THREADS="1")
+    done = nursery.call(f"{FOLDER}.exchanged:in_ranks", ranks, function, str(tmp_path), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
 
 

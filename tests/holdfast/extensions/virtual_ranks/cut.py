@@ -34,7 +34,10 @@ def in_ranks(count: int, function: str, *arguments: Any) -> int:
 
 
 def make_config(
-    folder: str, recipe: str = "tests.support.cut:odd", parallel: str = "fsdp", **settings: str
+    folder: str,
+    recipe: str = f"{__name__}:odd",
+    parallel: str = "fsdp",
+    **settings: str,
 ) -> RunConfig:
     """Return the configuration of a training with eight virtual ranks."""
     ranks = {"ranks": int(os.environ["WORLD_SIZE"]), "virtual_ranks": 8}
@@ -171,7 +174,7 @@ def train_in_float64(folder: str) -> int:
     """Train two steps of a model in float64, whole and cut over the ranks, to the same bits."""
     found = []
     for parallel in ("ddp", "fsdp"):
-        training = Training(make_config(folder, "tests.support.cut:doubled", parallel))
+        training = Training(make_config(folder, f"{__name__}:doubled", parallel))
         train_to(training, 2)
         found.append([gather_whole(each).clone() for each in training.recipe.model.parameters()])
     assert all(map(torch.equal, *found))

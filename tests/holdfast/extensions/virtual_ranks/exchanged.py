@@ -15,8 +15,8 @@ from holdfast import Recipe
 from holdfast.errors import RecipeError
 from holdfast.extensions.virtual_ranks.buckets import BucketSum
 from holdfast.training import Training
+from tests.holdfast.extensions.virtual_ranks.cut import make_config
 from tests.support import shares
-from tests.support.cut import make_config
 from tests.support.sharded import launch_checks
 from tests.support.trainings import train_to
 
@@ -70,7 +70,7 @@ def twice() -> Recipe:
 
 def make_training(folder: str, recipe: str) -> Training:
     """Return the training of a recipe of this module with eight virtual ranks."""
-    return Training(make_config(folder, recipe=f"tests.support.exchanged:{recipe}", parallel="ddp"))
+    return Training(make_config(folder, recipe=f"{__name__}:{recipe}", parallel="ddp"))
 
 
 def watch_exchange(training: Training) -> list[str]:
