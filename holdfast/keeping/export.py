@@ -139,7 +139,8 @@ def _find_configs(journal: Journal, commit: Commit, part: str) -> dict[str, Any]
         return configs[part]
     known = ", ".join(sorted(filter(None, configs)))
     raise ConfigError(
-        f"{part or 'the model'} isn't a model of transformers, has adapters, or was saved by an earlier Holdfast",
+        f"{part or 'the model'} can't be exported for transformers: it isn't a model of transformers, has adapters, "
+        "or was saved by an earlier Holdfast",
         hint=f"--part {known}" if known else "use --form safetensors, which holds any model",
     )
 

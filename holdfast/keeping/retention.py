@@ -85,8 +85,8 @@ def _best(commits: Sequence[Commit], policy: KeepBest, steps_per_epoch: int) -> 
     if policy.metric not in known and any(commit.step % steps_per_epoch == 0 for commit in commits):
         # If the metric's name is misspelt, no commit has it. Without this error, the best checkpoint would be deleted.
         raise ConfigError(
-            f"retention.keep_best.metric = {policy.metric!r}: evaluate has returned no such metric for any checkpoint, "
-            "so nothing is pruned",
+            f"retention.keep_best.metric = {policy.metric!r}: your evaluate function has returned this metric for no "
+            "checkpoint, so nothing is pruned",
             hint=did_you_mean(policy.metric, known),
         )
     return rank_by_metric(commits, policy)[: policy.count]
@@ -136,11 +136,11 @@ def prune_run(journal: Journal, *, dry_run: bool = False) -> PruneReport | None:
         policy = journal.read_retention()
         if metadata is None or policy is None:
             raise ConfigError(
-                f"the retention settings of run {journal.run!r} can't be read, so nothing is pruned",
+                f"nothing is pruned, because the retention settings of run {journal.run!r} can't be read",
                 hint=SETTINGS_HINT,
             )
         if other := find_other_run(journal) or find_other_settings(journal, newest):
-            raise ConfigError(f"{other}, so nothing is pruned", hint=SETTINGS_HINT)
+            raise ConfigError(f"nothing is pruned, because {other}", hint=SETTINGS_HINT)
         with contextlib.suppress(Outdated, Superseded):
             return prune_by_policy(journal, policy, metadata.steps_per_epoch, attempt=attempt, dry_run=dry_run)
         log.info("run %r made progress while it was pruned; reading its records again", journal.run)
@@ -252,7 +252,7 @@ def _find(journal: Journal) -> _Found:
             damaged.append(number)
             journal.warn(str(error))
     if lost:  # one line, the same at each commit: a single stray file with a high number leaves a gap of many commits
-        journal.warn(f"records of commits are lost, the last of them of commit {max(lost)}; holdfast verify lists them")
+        journal.warn(f"the records of some commits up to commit {max(lost)} are lost; holdfast verify lists them")
     return _Found(newest, live, reported, numbers & pruned, quarantined, sorted({*lost, *damaged}))
 
 
@@ -276,7 +276,7 @@ def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], ver
             break
         log.warning("%s", "; ".join(map(str, damaged)))
     else:
-        raise NoVerifiedCheckpoint(f"no checkpoint of run {journal.run!r} verifies, so nothing is pruned")
+        raise NoVerifiedCheckpoint(f"nothing is pruned, because every checkpoint of run {journal.run!r} is damaged")
     return {number: reason for number, reason in protected.items() if number not in kept}
 
 
@@ -391,7 +391,7 @@ def _sweep(journal: Journal, committed: set[str], before: datetime) -> None:
     try:
         journal.store.sweep(before, is_spared)
     except StoreError as error:  # S3 requires separate permissions to list and abort unfinished uploads
-        log.warning("%s; the remains of unfinished writes are not deleted", error)
+        log.warning("%s; so the files of unfinished writes are not deleted", error)
 
 
 def _delete(journal: Journal, path: str, *, was_committed: bool) -> None:

@@ -39,7 +39,7 @@ def begin_from(training: Training, payload: Payload, metadata: Metadata, init: I
         if name not in extras or name not in training.recipe.extras:
             known = extras.keys() & training.recipe.extras.keys()
             raise ConfigError(
-                f"init_from.extras: {name!r} is missing in the checkpoint or in the recipe",
+                f"init_from.extras: the extra {name!r} is missing in the checkpoint or in the recipe",
                 hint=did_you_mean(name, known),
             )
         capturing.load(f"extra {name}", training.recipe.extras[name], extras[name])
@@ -56,10 +56,12 @@ def begin_from_folder(training: Training, folder: Path, init: InitFrom) -> None:
     """
     for name in ("load_optimizer", "extras"):
         if getattr(init, name):
-            raise ConfigError(f"init_from.{name}: {folder} has only weights", hint=f"leave {name} out")
+            raise ConfigError(f"init_from.{name}: the folder {folder} contains only weights", hint=f"leave {name} out")
     file, model = find_model_files(folder), training.recipe.model
     if file is None:
-        raise ConfigError(f"init_from: {folder} no longer has weights: its files were moved or deleted")
+        raise ConfigError(
+            f"init_from: the folder {folder} contains no weights any more: its files were moved or deleted"
+        )
     if any(map(is_sharded, model.parameters())):
         raise ConfigError(
             f'init_from: compute.parallel = "fsdp" shards the model, and the weights in {folder} are not sharded',
@@ -77,17 +79,23 @@ def _weights(own: dict[str, Any], saved: dict[str, Any], reset: tuple[str, ...])
     for prefix in reset:
         if not any(_is_below(name, prefix) for name in own.keys() | saved.keys()):
             names = {name.rpartition(".")[0] for name in own}
-            raise ConfigError(f"init_from.reset: the model has no {prefix!r}", hint=did_you_mean(prefix, names))
+            raise ConfigError(
+                f"init_from.reset: the model has no module or weight {prefix!r}", hint=did_you_mean(prefix, names)
+            )
     kept_own = {name for name in own if any(_is_below(name, prefix) for prefix in reset)}
     taken = {name: value for name, value in saved.items() if not any(_is_below(name, prefix) for prefix in reset)}
     for name in sorted(taken.keys() ^ (own.keys() - kept_own)):
         lacks = "the checkpoint" if name in own else "the recipe's model"
-        raise ConfigError(f"init_from: {lacks} has no {name}", hint=f'reset = ["{name}"] keeps the initial values')
+        raise ConfigError(
+            f"init_from: {lacks} has no weight {name}",
+            hint=(f'init_from.reset = ["{name}"] keeps the model\'s own first values'),
+        )
     for name, value in taken.items():
         if own[name].shape != value.shape:
             raise ConfigError(
-                f"init_from: {name} is {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model",
-                hint=f'reset = ["{name}"] keeps the initial values',
+                f"init_from: the weight {name} has the shape {tuple(value.shape)} in the checkpoint, and "
+                f"{tuple(own[name].shape)} in the model",
+                hint=f'init_from.reset = ["{name}"] keeps the model\'s own first values',
             )
     return {**own, **taken}
 
@@ -101,14 +109,14 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
     own_sizes, saved_sizes = ([len(group["params"]) for group in each["param_groups"]] for each in (own, saved))
     if own_sizes != saved_sizes:
         raise ConfigError(
-            f"init_from.load_optimizer: the optimizer has groups of {own_sizes} tensors, and the saved optimizer has "
-            f"groups of {saved_sizes}",
-            hint="load_optimizer = false begins with a fresh optimizer",
+            f"init_from.load_optimizer: the optimizer's groups have {own_sizes} tensors, but the saved optimizer's "
+            f"groups have {saved_sizes}",
+            hint="init_from.load_optimizer = false begins with a fresh optimizer",
         )
     if [group.keys() for group in own["param_groups"]] != [group.keys() for group in saved["param_groups"]]:
         raise ConfigError(
-            "init_from.load_optimizer: the optimizer is of a different kind than the saved optimizer",
-            hint="load_optimizer = false begins with a fresh optimizer",
+            "init_from.load_optimizer: the recipe's optimizer is of a different class than the saved optimizer",
+            hint="init_from.load_optimizer = false begins with a fresh optimizer",
         )
     names = name_parameters(training)
     moments = saved["state"]
@@ -117,8 +125,10 @@ def _moments(training: Training, saved: dict[str, Any], reset: tuple[str, ...]) 
     moments = {name: value for name, value in moments.items() if not any(_is_below(name, each) for each in reset)}
     if unknown := sorted(moments.keys() - set(names)):
         raise ConfigError(
-            f"init_from.load_optimizer: the optimizer has no parameter {unknown[0]}",
-            hint=f'reset = ["{unknown[0]}"] skips this parameter; load_optimizer = false begins with a fresh optimizer',
+            f"init_from.load_optimizer: the recipe's optimizer lacks the parameter {unknown[0]}, which the saved "
+            "optimizer trained",
+            hint=f'init_from.reset = ["{unknown[0]}"] leaves this parameter out; init_from.load_optimizer = false '
+            "begins with a fresh optimizer",
         )
     return {**own, "state": {number: moments[name] for number, name in enumerate(names) if name in moments}}
 

@@ -65,7 +65,7 @@ def _find_cause(error: BaseException, path: Path) -> ConfigError:
     """
     inner = [failed[0] for failed in error.failures.values()] if isinstance(error, CheckpointException) else [error]
     own = next((each for each in inner if isinstance(each, ConfigError)), None)
-    message = f"{path} can't be read: a file of it is missing, or is cut short"
+    message = f"the checkpoint {path} can't be read: one of its files is missing or cut short"
     return own or ConfigError(message, hint="copy the whole folder")
 
 
@@ -80,7 +80,8 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in NAMED.get(module, ()):
             raise ConfigError(
-                f"{self._path} is a pickle with {module}.{name} in it: reading it would run code, so it isn't read",
+                f"{self._path} is a pickle that names {module}.{name}: reading it could run code, so Holdfast doesn't "
+                "read it",
                 hint=CONVERT,
             )
         return super().find_class(module, name)

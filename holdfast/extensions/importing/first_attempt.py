@@ -63,7 +63,8 @@ def import_run(config: RunConfig, source: str, step: int | None, names: Mapping[
     _refuse_existing(config, journal, known)
     if not os.path.lexists(source):  # checked before torch is imported, because that takes seconds
         raise ConfigError(
-            f"there is no {source}", hint="give the file, or the folder, that the other program has saved"
+            f"there is no file or folder {source}",
+            hint="give the file, or the folder, that the other program has saved",
         )
     number = known.attempts + 1
     config = settle_ranks(config)

@@ -182,8 +182,8 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
             new = name if old is None else f"{names[old]}{name[len(old) :]}" if names[old] else ""
             if new in found:
                 raise ConfigError(
-                    f"two of the source's names become {new}",
-                    hint=f"--map {new}= leaves out the objects that have this name in the source",
+                    f"--map gives two of the source's objects the same name, {new}",
+                    hint=f"--map {new}= leaves out the object that has this name in the source",
                 )
             if old is None or names[old]:
                 found[new] = value
@@ -197,7 +197,7 @@ def rename(imported: ForeignCheckpoint, names: Mapping[str, str]) -> ForeignChec
     if unused:
         raise ConfigError(
             f"--map {sorted(unused)[0]}=...: the source has no such name",
-            hint=f"the source's objects are {', '.join(sorted(filter(None, list_names(imported)))) or 'without names'}",
+            hint=f"the source has these names: {', '.join(sorted(filter(None, list_names(imported)))) or 'none'}",
         )
     return imported
 

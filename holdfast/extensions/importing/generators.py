@@ -72,7 +72,7 @@ def _choose(kind: str, names: Sequence[str]) -> str:
             return fitting[0]
     if len(names) > 1:
         raise ConfigError(
-            f"several generators of the source ({', '.join(names)}) may be the generator of {kind}",
+            f"can't tell which of the source's random generators ({', '.join(names)}) is the generator of {kind}",
             hint="--map NAME= leaves a generator of the source out",
         )
     return names[0]

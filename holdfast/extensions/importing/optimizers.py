@@ -116,7 +116,7 @@ def _choose(name: str, part: torch.optim.Optimizer, own: Own, sources: Mapping[s
         return fitting[0]
     known = ", ".join(sorted(sources)) or "none besides"
     raise ConfigError(
-        f"it isn't clear which of the source's optimizers ({known}) is {name}",
+        f"can't tell which of the source's optimizers ({known}) is the run's optimizer {name}",
         hint=f"--map {next(iter(sources), 'OLD')}={name}",
     )
 
@@ -137,7 +137,7 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
     sizes, theirs = [len(group) for group in own], [len(group["params"]) for group in groups]
     if sum(sizes) != sum(theirs) or len(sizes) != len(theirs):
         raise ConfigError(
-            f"the optimizer has groups of {sizes} parameters, and the source's ({name}) has groups of {theirs}",
+            f"the optimizer's groups have {sizes} parameters, but the groups of the source's {name} have {theirs}",
             hint="give the recipe's optimizer the source's groups of parameters",
         )
     for number, (built, saved) in enumerate(zip(part.param_groups, groups, strict=True)):
@@ -147,7 +147,8 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
     pairs, found.how = _pair(own, groups, order)
     if apart := [*source["state"].keys() - {key for key, _ in pairs}]:
         raise ConfigError(
-            f"the source's {name} has a state of the parameter {apart[0]!r}, which is in none of its groups",
+            f"the source's {name} has a state of the parameter {apart[0]!r}, but none of its parameter groups has "
+            "this parameter",
             hint=f"leave this optimizer out: --map {name}=",
         )
     for key, (own_name, parameter) in pairs:
@@ -157,20 +158,20 @@ def _add(found: Moments, part: Any, own: Own, imported: ForeignCheckpoint, name:
             continue
         if misfit := _find_misfit(parameter, state, is_whole=_has_whole_moments(part)):
             raise ConfigError(
-                f"the source's {misfit} of {own_name} is {tuple(state[misfit].shape)}, and the parameter is "
-                f"{tuple(parameter.shape)}",
+                f"in the source, {misfit} of the parameter {own_name} has the shape {tuple(state[misfit].shape)}, but "
+                f"the parameter has the shape {tuple(parameter.shape)}",
                 hint="the source's parameters may be in a different order: build its optimizer from named_parameters() "
                 f"and save again, or leave the optimizer's state out: --map {name}=",
             )
         if whole := _find_whole_numbers(part, state):
             raise ConfigError(
-                f"the source's {whole} of {own_name} has values of {_name_dtype(state[whole])}, and "
-                f"{type(part).__name__}'s are floats",
+                f"in the source, {whole} of the parameter {own_name} has values of {_name_dtype(state[whole])}, but "
+                f"those of {type(part).__name__} are floats",
                 hint=ANOTHER.format(name),
             )
         if broken := _find_nan(state):
             raise ConfigError(
-                f"the source's {broken} of {own_name} has NaN values",
+                f"in the source, {broken} of the parameter {own_name} has NaN values",
                 hint=f"import an earlier checkpoint, or leave the optimizer out: --map {name}=",
             )
         found.state[own_name] = dict(state)
@@ -262,10 +263,10 @@ def _check_class(part: Any, built: Mapping[str, Any], saved: Mapping[str, Any], 
         lost = [f"{key} = {built[key]}"]
     if not lost and not others:
         return
-    has = f"has {', '.join(others)} and " if others else ""
+    has = f"has {', '.join(others)}, and " if others else ""
     raise ConfigError(
-        f"the source's {name} is a different optimizer than the run's {type(part).__name__}: it {has}lacks "
-        f"{', '.join(lost) or 'nothing'}",
+        f"the source's {name} is the state of a different optimizer than the run's {type(part).__name__}: it "
+        f"{has}lacks {', '.join(lost) or 'nothing'}",
         hint=ANOTHER.format(name),
     )
 
@@ -292,9 +293,9 @@ def _check_values(number: int, built: Mapping[str, Any], saved: Mapping[str, Any
     for key in sorted(built.keys() & saved.keys() - {"params", "param_names", "lr", *WAYS, *cycled}):
         if _plain(built[key]) != _plain(saved[key]):
             raise ConfigError(
-                f"group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and "
-                f"{_plain(built[key])} in the run",
-                hint="set the recipe's value to the source's, because the run's records show the recipe's value",
+                f"parameter group {number} of the optimizer has {key} = {_plain(saved[key])} in the source, and {key} "
+                f"= {_plain(built[key])} in the run",
+                hint="set the source's value in the recipe, so that the run's records show the value that trains",
             )
     if "lr" in built.keys() & saved.keys() and _plain(built["lr"]) != _plain(saved["lr"]):
         yield f"lr of group {number}: {_plain(saved['lr']):.6g} from the source replaces {_plain(built['lr']):.6g}"

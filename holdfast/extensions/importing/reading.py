@@ -45,12 +45,14 @@ def read_foreign(path: Path, rank: int) -> ForeignCheckpoint:
         ConfigError: the path doesn't exist, its format isn't known, or it can't be read.
     """
     if not path.exists():
-        raise ConfigError(f"there is no {path}", hint="give the file, or the folder, that the other program has saved")
+        raise ConfigError(
+            f"there is no file or folder {path}", hint="give the file, or the folder, that the other program has saved"
+        )
     for form in FORMS:
         if form.is_of(path):
             return _read(form, path, rank)
     raise ConfigError(
-        f"{path} is no checkpoint that can be imported",
+        f"{path} isn't a checkpoint that can be imported",
         hint=f"expected one of: {', '.join(form.name for form in FORMS)}",
     )
 

@@ -136,7 +136,7 @@ class _Into:
             epoch = imported.others.get("epoch")
             said = f", only epoch = {epoch}" if isinstance(epoch, int) else ""
             raise ConfigError(
-                f"the source doesn't say how many steps it has trained{said}",
+                f"the imported checkpoint doesn't say how many steps it has trained{said}",
                 hint=f"name the step with --step N; an epoch has {training.steps_per_epoch} steps here",
             )
         if not is_lightnings and counted_steps is not None and counted_steps != step:
@@ -144,7 +144,8 @@ class _Into:
         if not 1 <= step < training.total_steps:
             end = f"{counted(training.config.epochs, 'epoch')} of {counted(training.steps_per_epoch, 'step')}"
             raise ConfigError(
-                f"the run can't continue from step {step}: it has {training.total_steps} steps, {end}",
+                f"the run can't continue from step {step}: with this configuration it has {training.total_steps} "
+                f"steps ({end})",
                 hint="raise epochs" if step else "init_from begins a run with trained weights",
             )
         return step
@@ -245,7 +246,8 @@ class _Into:
             if len(fitting) != 1:
                 known = fitting or left
                 raise ConfigError(
-                    f"it isn't clear which of the source's schedulers ({', '.join(sorted(known))}) is {name}",
+                    f"can't tell which of the source's schedulers ({', '.join(sorted(known))}) is the run's scheduler "
+                    f"{name}",
                     hint=f"--map {known[0]}={name}; the run's schedulers are {', '.join(names)}",
                 )
             self.notes.append(f"scheduler {name}: {fitting[0]} of the source, by its settings")
@@ -259,8 +261,9 @@ class _Into:
         lost, others = sorted(own - theirs), sorted(theirs - own)
         if lost or others:
             raise ConfigError(
-                f"the source's {name} is a different scheduler than the run's {type(scheduler).__name__}: it has "
-                f"{', '.join(others) or 'nothing else'} and lacks {', '.join(lost) or 'nothing'}",
+                f"the source's {name} is the state of a different scheduler than the run's "
+                f"{type(scheduler).__name__}: it has {', '.join(others) or 'nothing else'}, and lacks "
+                f"{', '.join(lost) or 'nothing'}",
                 hint=f"build the scheduler that the source has, or leave the source's state out: --map {name}=",
             )
         rates = [group["lr"] for group in self._training.optimizer.param_groups]

@@ -31,7 +31,7 @@ def sort_file(path: Path, values: Any) -> ForeignCheckpoint:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{path} holds a {type(values).__name__}, expected a dictionary",
+            f"{path} contains a {type(values).__name__}: expected a dict",
             hint="torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}, path)",
         )
     return sort_values(ForeignCheckpoint("torch"), values)

@@ -179,7 +179,7 @@ def _check_other(journal: Journal, name: str, cls: type[Record], expected: dict[
     if isinstance(record, FolderRecord) and name != folder_record_name(record.path):
         return f"{name} holds the record of another folder, {record.path}"
     if isinstance(record, ConfigRecord) and name not in ("config.snapshot.json", record.name, record.snapshot_name):
-        return f"{name} holds the settings of another fingerprint, {record.fingerprint}"
+        return f"{name} contains settings with a different fingerprint, {record.fingerprint}"
     if isinstance(record, ConfigRecord) and (conflict := find_conflict(record)):
         return f"{name}: {conflict}"
     return None

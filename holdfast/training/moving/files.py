@@ -53,7 +53,8 @@ def load_torch(path: Path, part: IO[bytes] | None = None) -> Any:
         if named is None:
             raise _unreadable(path, "torch.save's") from None
         raise ConfigError(
-            f"{path} is a pickle with {named[1]} in it: reading it would run code, so it isn't read", hint=CONVERT
+            f"{path} is a pickle that names {named[1]}: reading it could run code, so Holdfast doesn't read it",
+            hint=CONVERT,
         ) from None
     except Exception:  # torch raises errors of many kinds, whose messages are about its own code
         raise _unreadable(path, "torch.save's") from None
@@ -68,7 +69,9 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in _list_files(path):
         if not file.is_file():
-            raise ConfigError(f"{file} is missing, although {path.name} names it", hint="copy the whole folder")
+            raise ConfigError(
+                f"the file {file} is missing, although {path.name} lists it", hint="copy the whole folder"
+            )
         try:
             found |= load_file(file)
         except (SafetensorError, OSError, ValueError):
@@ -87,7 +90,7 @@ def load_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError):
         raise _unreadable(path, "JSON's") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path} doesn't contain a JSON object")
     return found
 
 
@@ -113,8 +116,8 @@ def as_weights(value: Any, path: Path) -> dict[str, Tensor]:
     """
     if not is_weights(value):
         raise ConfigError(
-            f"{path} has a {type(value).__name__} where a module's weights are expected",
-            hint="expected a state_dict, tensors by name",
+            f"{path} contains a {type(value).__name__} where a module's weights are expected",
+            hint="save a state_dict there: a dict of tensors by name",
         )
     return dict(value)
 
@@ -137,8 +140,10 @@ def _list_files(path: Path) -> list[Path]:
         return [path]
     if not (named := list_indexed(path)):
         raise ConfigError(
-            f"{path} has no weight_map",
-            hint="the index of a model's files has one: copy this file again from the model's folder",
+            f"the file {path} has no weight_map",
+            hint=(
+                "expected the index of a model's files, which has this key: copy the file again from the model's folder"
+            ),
         )
     return named
 

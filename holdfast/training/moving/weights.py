@@ -84,7 +84,7 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
     if not modules:
         raise ConfigError(
             f"the source has no weights{f' of {name}' if name else ''}",
-            hint="expected a module's state_dict, tensors by name",
+            hint="expected a module's state_dict: a dict of tensors by name",
         )
     fitting = {key: fitted for key, each in modules.items() if (fitted := _fit(own, each)) is not None}
     wanted = [each for each in ((name, *USUAL) if name else USUAL) if each in fitting]
@@ -94,7 +94,8 @@ def _match_one(own: Mapping[str, Any], modules: Mapping[str, Mapping[str, Tensor
         chosen = wanted[0] if wanted else next(iter(fitting))
     elif fitting:
         raise ConfigError(
-            f"several weights fit the names of {name or 'the model'}: {', '.join(sorted(fitting))}",
+            f"several objects of the source have weights with the names of {name or 'the model'}: "
+            f"{', '.join(sorted(fitting))}",
             hint=f"say which weights to take: --map {max(fitting)}={name}"
             if name
             else f"leave the other weights out: --map {max(fitting)}=",
@@ -152,9 +153,12 @@ def _refuse_names(own: Mapping[str, Any], source: Mapping[str, Any], of: str) ->
     missing, unknown = sorted(own.keys() - source.keys()), sorted(source.keys() - own.keys())
     pairs = [(name, next(iter(difflib.get_close_matches(name, unknown, 1, 0.0)), "")) for name in missing[:SHOWN_NAMES]]
     shown = ", ".join(f"{name} (nearest: {other})" if other else name for name, other in pairs)
-    message = f"the names don't fit: the source{f' ({of})' if of else ''} lacks {counted(len(missing), 'weight')}"
+    message = (
+        f"the names of the weights don't fit: the source{f' ({of})' if of else ''} lacks "
+        f"{counted(len(missing), 'weight')}"
+    )
     if not missing:
-        message = f"the names don't fit: the model lacks {counted(len(unknown), 'weight')} of the source"
+        message = f"the names of the weights don't fit: the model lacks {counted(len(unknown), 'weight')} of the source"
         return ConfigError(
             f"{message}: {', '.join(unknown[:SHOWN_NAMES])}",
             hint=f"--map NAME= leaves one of them out: --map {unknown[0]}=",
@@ -189,14 +193,15 @@ def _check_shapes(own: Mapping[str, Any], weights: Mapping[str, Tensor]) -> list
             continue
         if built.shape != value.shape:
             raise ConfigError(
-                f"{name} is {tuple(value.shape)} in the source, and {tuple(built.shape)} in the model",
+                f"the weight {name} has the shape {tuple(value.shape)} in the source, and {tuple(built.shape)} in the "
+                "model",
                 hint="give the recipe the settings that the source was trained with",
             )
         other = ties.setdefault(_place(built), name)
         if other != name and not torch.equal(weights[other], value):
             raise ConfigError(
-                f"{other} and {name} are one weight in the model, and two different ones in the source",
-                hint=f"untie the two in the recipe, or leave one out: --map {other}=",
+                f"{other} and {name} are one weight in the model, but two different weights in the source",
+                hint=f"untie the two weights in the recipe, or leave one out: --map {other}=",
             )
         if built.dtype != value.dtype:
             kinds = value.dtype, built.dtype

@@ -146,8 +146,8 @@ def test_a_model_with_adapters_is_no_folder_for_transformers() -> None:
     ("options", "expected"),
     [
         (["--part", "nothing"], "the checkpoint has no weights named nothing"),
-        (["--form", "transformers"], "the model isn't a model of transformers"),
-        (["again"], "expected [COMMIT] OUT after the run"),
+        (["--form", "transformers"], "the model can't be exported for transformers"),
+        (["again"], "expected a commit and OUT after the run: RUN [COMMIT] OUT"),
     ],
 )
 def test_wrong_use_leaves_nothing(
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_not_exported(run: str, tmp_path: Path, capsys: 
     path.chmod(0o644)
     path.write_bytes(data)
     assert run_app(app, ["export", run, str(tmp_path / "out")]) == 2
-    assert "holdfast verify shows" in capsys.readouterr().err
+    assert "holdfast verify lists" in capsys.readouterr().err
     assert run_app(app, ["verify", run]) == 2
     assert "or start the run again: it can continue from epoch-0001" in capsys.readouterr().out.splitlines()[-1]
     assert not (tmp_path / "out").exists()

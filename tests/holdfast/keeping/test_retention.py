@@ -92,7 +92,9 @@ def test_a_prune_that_another_overtakes_finds_no_damage(line: Line, monkeypatch:
 def test_a_misspelt_metric_deletes_nothing(line: Line) -> None:
     for _ in range(3):
         train(line)
-    with pytest.raises(ConfigError, match="evaluate has returned no such metric") as caught:
+    with pytest.raises(
+        ConfigError, match="your evaluate function has returned this metric for no checkpoint"
+    ) as caught:
         run_prune(line, keep_last=1, keep_best={"metric": "scor"})
     assert caught.value.hint == "did you mean score?"
     assert len(folders(line)) == 3
@@ -374,7 +376,9 @@ def test_a_clock_far_off_prunes_nothing(line: Line, year: int, monkeypatch: pyte
             return cls(year, 1, 2, tzinfo=tz)
 
     monkeypatch.setattr("holdfast.journal.records.datetime", Off)
-    with pytest.raises(ConfigError, match=f"clock says {year}-01-02, and records have times from 1970 to 8999"):
+    with pytest.raises(
+        ConfigError, match=f"clock is wrong: it says {year}-01-02, and records can have times from 1970 to 8999"
+    ):
         run_prune(line, keep_last=1)
     monkeypatch.undo()
     assert folders(line) == before

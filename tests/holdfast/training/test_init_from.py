@@ -132,16 +132,16 @@ def test_reset_leaves_out_weights_that_only_the_checkpoint_has(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "init", "said", "hint"),
     [
-        ({}, {"reset": ["haed"]}, "init_from.reset: the model has no 'haed'", "did you mean head?"),
-        ({}, {"reset": ["hea"]}, "the model has no 'hea'", "did you mean head?"),
-        ({}, {"reset": ["body.7"]}, "the model has no 'body.7'", "did you mean body."),
-        ({"has_value": True}, {}, "the checkpoint has no value.bias", 'reset = ["value.bias"] keeps the initial'),
-        ({"width": 5}, {}, r"head.bias is \(3,\) in the checkpoint, \(5,\) in the model", 'reset = ["head.bias"]'),
-        ({"width": 5}, {"reset": ["head.bias"]}, r"head.weight is \(3, 6\) .* \(5, 6\)", 'reset = ["head.weight"]'),
+        ({}, {"reset": ["haed"]}, "init_from.reset: the model has no module or weight 'haed'", "did you mean head?"),
+        ({}, {"reset": ["hea"]}, "the model has no module or weight 'hea'", "did you mean head?"),
+        ({}, {"reset": ["body.7"]}, "the model has no module or weight 'body.7'", "did you mean body."),
+        ({"has_value": True}, {}, "the checkpoint has no weight value.bias", 'reset = ["value.bias"] keeps the model'),
+        ({"width": 5}, {}, r"head.bias has the shape \(3,\) .* \(5,\)", 'reset = ["head.bias"]'),
+        ({"width": 5}, {"reset": ["head.bias"]}, r"head.weight .* \(3, 6\) .* \(5, 6\)", 'reset = ["head.weight"]'),
         (
             {},
             {"extras": ["averaeg"]},
-            "init_from.extras: 'averaeg' is missing in the checkpoint or in the recipe",
+            "the extra init_from.extras: 'averaeg' is missing in the checkpoint or in the recipe",
             "did you mean average?",
         ),
         ({"groups": 2}, {"load_optimizer": True}, r"groups of \[2, 6\] tensors, .* groups of \[8\]", "= false"),

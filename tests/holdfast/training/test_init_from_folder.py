@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, weights: dict[str, torch.T
     folder = write(tmp_path / "model", {f"layers.{name}": each for name, each in weights.items()} | weights, 2)
     with pytest.raises(ConfigError, match=r"the model lacks 9 weights of the source: layers\.0\.bias"):
         begin(folder, tmp_path)
-    with pytest.raises(ConfigError, match=r"init_from\.load_optimizer: .* has only weights"):
+    with pytest.raises(ConfigError, match=r"init_from\.load_optimizer: .* contains only weights"):
         begin(folder, tmp_path, load_optimizer=True)
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"is missing, although model\.safetensors\.index\.json names it"):

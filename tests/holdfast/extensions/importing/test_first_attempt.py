@@ -126,7 +126,7 @@ def test_an_import_that_died_is_finished_by_another_and_by_nothing_else(
         patch.setattr(*at, die)
         with pytest.raises(RankDied):
             import_run(config, str(alone[0]), None, {})
-    with pytest.raises(WrongUse, match="the import into run 'moved' was not finished"):
+    with pytest.raises(WrongUse, match="the import of a checkpoint into run 'moved' was interrupted"):
         live(config)
     assert import_run(config, str(alone[0]), None, {}).commit.attempt == 2
     with pytest.raises(WrongUse, match="run 'moved' exists"):
@@ -153,7 +153,7 @@ def test_a_run_whose_import_was_killed_before_its_claim_waits_for_the_import(
     config = make()
     journal = Journal(open_store(config.store), config.run)
     journal.begin(config.recipe, is_imported=True)
-    with pytest.raises(WrongUse, match="the import into run 'moved' was not finished"):
+    with pytest.raises(WrongUse, match="the import of a checkpoint into run 'moved' was interrupted"):
         live(config)
     assert import_run(config, str(path), None, {}).commit.step == STOP
     assert live(config).complete

@@ -97,7 +97,7 @@ def test_several_modules_are_matched_by_their_own_names_first() -> None:
 def test_a_new_name_that_another_has_is_refused() -> None:
     weights = nn.Linear(2, 2).state_dict()
     for modules in ({"ema": weights, "model": weights}, {"model": weights, "ema": weights}):
-        with pytest.raises(ConfigError, match="two of the source's names become model"):
+        with pytest.raises(ConfigError, match="--map gives two of the source's objects the same name, model"):
             rename(ForeignCheckpoint("torch", modules=dict(modules)), {"ema": "model"})
         assert rename(ForeignCheckpoint("torch", modules=modules), {"ema": "model", "model": ""}).modules.keys() == {
             "model"
@@ -124,7 +124,9 @@ def test_of_two_generators_the_processs_own_is_found_by_name_or_asked_for() -> N
         own, others = generators.choose_own(dict(zip(names, (first, second), strict=True)))
         assert torch.equal(own["torch"], first)
         assert others == [names[1]]
-    with pytest.raises(ConfigError, match=r"generators of the source \(loader, noise\) may be the generator of torch"):
+    with pytest.raises(
+        ConfigError, match=r"which of the source's random generators \(loader, noise\) is the generator of torch"
+    ):
         generators.choose_own({"loader": first, "noise": second})
 
 
@@ -166,7 +168,9 @@ def test_moments_that_are_in_no_group_are_refused(
 ) -> None:
     training = make(tmp_path, "tests.support.movers:recipe")
     saved = copy.deepcopy(training.optimizer.state_dict()) | {"state": {"0": optimizer["state"][0]}}
-    with pytest.raises(ConfigError, match="the source's adam has a state of the parameter '0', which is in none of"):
+    with pytest.raises(
+        ConfigError, match="the source's adam has a state of the parameter '0', but none of its parameter groups"
+    ):
         match_moments(training, ForeignCheckpoint("torch", optimizers={"adam": saved}), [])
 
 
@@ -179,10 +183,10 @@ def test_what_is_laid_out_as_no_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     torch.save([1], tmp_path / "bin" / "pytorch_model.bin")
     for name, message in (
-        ("at.safetensors", "is no checkpoint that can be imported"),
-        ("none.ckpt", "has a NoneType where a module's weights are expected"),
+        ("at.safetensors", "isn't a checkpoint that can be imported"),
+        ("none.ckpt", "contains a NoneType where a module's weights are expected"),
         ("three.ckpt", "doesn't have the structure of a Lightning checkpoint"),
-        ("bin", "has a list where a module's weights are expected"),
+        ("bin", "contains a list where a module's weights are expected"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_foreign(tmp_path / name, 0)

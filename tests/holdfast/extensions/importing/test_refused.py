@@ -100,28 +100,41 @@ def change(kind: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 REFUSED = {
-    "names": "the names don't fit: the source (model) lacks 9 weights of the model: 0.bias (nearest: layers.0.bias)",
-    "more": "the names don't fit: the model lacks 1 weight of the source: head.weight",
-    "shape": "0.weight is (8, 2) in the source, and (16, 2) in the model",
-    "sgd": "the source's optimizer is a different optimizer than the run's AdamW: it has dampening, momentum, "
-    "nesterov and "
-    "lacks amsgrad, betas, eps",
-    "adam": "the source's optimizer is a different optimizer than the run's AdamW: "
-    "it lacks decoupled_weight_decay = True",
-    "decay": "group 0 of the optimizer has weight_decay = 0.3 in the source, and 0.1 in the run",
-    "groups": "the optimizer has groups of [2, 4] parameters, and the source's (optimizer) has groups of [6]",
-    "moments": "the source's exp_avg of 0.weight is (3, 2), and the parameter is (16, 2)",
-    "flat moments": "the source's exp_avg of 0.weight is (32,), and the parameter is (16, 2)",
-    "small moments": "the source's exp_avg of 0.weight is (16, 1), and the parameter is (16, 2)",
-    "whole moments": "the source's exp_avg of 0.weight has values of int64, and AdamW's are floats",
-    "nan": "the source's exp_avg_sq of 0.weight has NaN values",
-    "scheduler": "the source's lr_scheduler is a different scheduler than the run's CosineAnnealingLR: it has gamma, "
-    "step_size and lacks T_max, eta_min",
-    "two": "several weights fit the names of the model: ema, other",
-    "far": "the run can't continue from step 72: it has 54 steps, 9 epochs of 6 steps",
-    "unknown": "the source doesn't say how many steps it has trained, only epoch = 1",
-    "code": "at.pt is a pickle with argparse.Namespace in it: reading it would run code, so it isn't read",
-    "harmful": "at.pt is a pickle with getattr in it: reading it would run code",
+    "names": (
+        "the names of the weights don't fit: the source (model) lacks 9 weights of the model: 0.bias (nearest: "
+        "layers.0.bias)"
+    ),
+    "more": "the names of the weights don't fit: the model lacks 1 weight of the source: head.weight",
+    "shape": "the weight 0.weight has the shape (8, 2) in the source, and (16, 2) in the model",
+    "sgd": "the source's optimizer is the state of a different optimizer than the run's AdamW: it has dampening, "
+    "momentum, nesterov, and lacks amsgrad, betas, eps",
+    "adam": "the source's optimizer is the state of a different optimizer than the run's AdamW: it lacks "
+    "decoupled_weight_decay = True",
+    "decay": (
+        "parameter group 0 of the optimizer has weight_decay = 0.3 in the source, and weight_decay = 0.1 in the run"
+    ),
+    "groups": ("the optimizer's groups have [2, 4] parameters, but the groups of the source's optimizer have [6]"),
+    "moments": (
+        "in the source, exp_avg of the parameter 0.weight has the shape (3, 2), but the parameter has the shape (16, 2)"
+    ),
+    "flat moments": (
+        "in the source, exp_avg of the parameter 0.weight has the shape (32,), but the parameter has the shape (16, 2)"
+    ),
+    "small moments": (
+        "in the source, exp_avg of the parameter 0.weight has the shape (16, 1), but the parameter has "
+        "the shape (16, 2)"
+    ),
+    "whole moments": (
+        "in the source, exp_avg of the parameter 0.weight has values of int64, but those of AdamW are floats"
+    ),
+    "nan": "in the source, exp_avg_sq of the parameter 0.weight has NaN values",
+    "scheduler": "the source's lr_scheduler is the state of a different scheduler than the run's CosineAnnealingLR: it "
+    "has gamma, step_size, and lacks T_max, eta_min",
+    "two": "several objects of the source have weights with the names of the model: ema, other",
+    "far": "the run can't continue from step 72: with this configuration it has 54 steps (9 epochs of 6 steps)",
+    "unknown": "the imported checkpoint doesn't say how many steps it has trained, only epoch = 1",
+    "code": "at.pt is a pickle that names argparse.Namespace: reading it could run code, so Holdfast doesn't read it",
+    "harmful": "at.pt is a pickle that names getattr: reading it could run code",
 }
 
 
@@ -156,7 +169,8 @@ def test_a_source_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     torch.save([1, 2], tmp_path / "list.pt")
     for name, message in (
-        ("none", "there is no"), ("empty", "is no checkpoint that can be imported"), ("list.pt", "holds a list"),
+        ("none", "there is no file or folder"),
+        ("empty", "isn't a checkpoint that can be imported"), ("list.pt", "contains a list"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             move_in(training, str(tmp_path / name), None, {})
@@ -168,14 +182,14 @@ def test_a_dcp_folder_with_code_in_it_is_refused_and_none_runs(tmp_path: Path, s
     dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "metadata", no_dist=True)
     (tmp_path / "metadata" / ".metadata").write_bytes(pickle.dumps(Harmful()))
     for name in ("value", "metadata"):
-        with pytest.raises(ConfigError, match="reading it would run code, so it isn't read"):
+        with pytest.raises(ConfigError, match="reading it could run code, so Holdfast doesn't read it"):
             move_in(training, str(tmp_path / name), None, {})
     assert ran == []
     dcp.save({"model": states["model_state_dict"]}, checkpoint_id=tmp_path / "cut", no_dist=True)
     data = tmp_path / "cut" / "__0_0.distcp"
     for size in (10, 0):
         data.write_bytes(data.read_bytes()[:size])
-        with pytest.raises(ConfigError, match="a file of it is missing, or is cut short"):
+        with pytest.raises(ConfigError, match="one of its files is missing or cut short"):
             move_in(training, str(tmp_path / "cut"), None, {})
 
 

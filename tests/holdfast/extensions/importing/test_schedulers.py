@@ -66,13 +66,13 @@ def test_they_are_paired(tmp_path: Path, names: tuple[str, str], kind: str, note
 
 def test_two_of_one_kind_with_other_names_are_refused(tmp_path: Path) -> None:
     training = make(tmp_path, f"{__name__}:two")
-    with pytest.raises(ConfigError, match=r"which of the source's schedulers \(x, y\) is StepLR"):
+    with pytest.raises(ConfigError, match=r"which of the source's schedulers \(x, y\) is the run's scheduler StepLR"):
         move_in(training, save(tmp_path, ("x", "y"), "same"), None, {})
 
 
 def test_one_of_the_sources_is_not_taken_twice(tmp_path: Path) -> None:
     training = make(tmp_path, f"{__name__}:two")
-    with pytest.raises(ConfigError, match=r"which of the source's schedulers \(y\) is StepLR"):
+    with pytest.raises(ConfigError, match=r"which of the source's schedulers \(y\) is the run's scheduler StepLR"):
         move_in(training, save(tmp_path, ("x", "y"), "other"), None, {})
 
 
@@ -81,7 +81,7 @@ def test_another_kind_with_the_same_settings_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path, ("MultiStepLR", "ExponentialLR"), "alike")
     saved = torch.load(source)
     torch.save(saved | {"ExponentialLR": saved["MultiStepLR"]}, source)
-    with pytest.raises(ConfigError, match="ExponentialLR: it has milestones and lacks nothing"):
+    with pytest.raises(ConfigError, match="ExponentialLR: it has milestones, and lacks nothing"):
         move_in(training, source, None, {})
 
 

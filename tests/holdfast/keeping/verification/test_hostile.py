@@ -89,7 +89,7 @@ def test_hostile_payloads_are_refused(
     commit = forge(line, 3, PAYLOADS[payload])
     problem = load(line.journal.store, commit)
     assert isinstance(problem, CheckpointDamaged)
-    assert "is not a safetensors file of this format" in str(problem)
+    assert "is not a safetensors file as Holdfast writes it" in str(problem)
     assert not verify_run(fresh(line), deep=True).ok
     assert not (tmp_path / "executed").exists()
     line.journal = fresh(line)
@@ -140,7 +140,7 @@ def test_links_out_of_the_run_are_refused(line: Line, outside: Path, name: str) 
     path = root(line) / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     path.symlink_to(outside if "." not in name else outside / path.name)
-    assert [f"{path} is a symbolic link; a run holds none"] == verify_run(fresh(line)).problems
+    assert [f"{path} is a symbolic link; a run must not contain one"] == verify_run(fresh(line)).problems
     for look in (lambda: load(line.journal.store, line.journal.read_commit(3)), lambda: resume(line)):
         with pytest.raises(Unreadable, match="is a symbolic link"):
             look()

@@ -222,7 +222,7 @@ def test_each_snapshot_of_the_settings_is_checked(line: Line) -> None:
     path.write_bytes(data)
     other = f"{SETTINGS}-{'0' * 16}.json"
     path.rename(path.with_name(other))
-    assert list_others() == [f"configs/{other} holds the settings of another fingerprint, {SETTINGS}"]
+    assert list_others() == [f"configs/{other} contains settings with a different fingerprint, {SETTINGS}"]
 
 
 def test_a_stale_or_missing_latest_is_only_a_note(line: Line) -> None:
@@ -249,7 +249,7 @@ def test_a_record_that_was_replaced_is_found_through_its_successor(line: Line) -
     [
         ({"previous_checkpoint_sha256": "f" * 64}, "was trained from a different checkpoint than that of commit 6"),
         ({"parent": 5}, "was trained from a different checkpoint than that of commit 5"),
-        ({"parent": 7}, "was trained from commit 7, which is later"),
+        ({"parent": 7}, "says that its parent is commit 7, which is later"),
     ],
 )
 def test_a_commit_has_the_checkpoint_of_its_parent(line: Line, fields: dict[str, Any], problem: str) -> None:
@@ -264,7 +264,7 @@ def test_a_commit_has_the_checkpoint_of_its_parent(line: Line, fields: dict[str,
         ({"epoch": 8}, "epoch-0007: epoch was saved as 7 but committed as 8"),
         (
             {"checkpoint_sha256": "f" * 64},
-            "commit 7 contradicts itself: its files don't have the content id ffff",
+            "commit 7 contradicts itself: the files that it lists don't have the content id that it states, ffff",
         ),
         ({"config_fingerprint": "f" * 64}, "config_fingerprint was saved as"),
         ({"parent": 99, "previous_checkpoint_sha256": "f" * 64}, "previous_checkpoint_sha256 was saved as"),
@@ -362,10 +362,10 @@ def test_a_forged_record_on_which_a_signed_commit_rests_is_found(
     problems = check(line, trusted_keys=[keys[0][1]]).problems
     assert [problem for problem in problems if problem.startswith(found)]
     if name.startswith("attempts/"):
-        with pytest.raises(RecordDamaged, match="isn't the record on which commit 5 rests: it was changed"):
+        with pytest.raises(RecordDamaged, match="was changed after commit 5 was made"):
             list_trainers(fresh(line), line.journal.read_commit(5))
     if name == "config.snapshot.json":
-        with pytest.raises(ConfigError, match="has the settings of a run 'other', so nothing is pruned"):
+        with pytest.raises(ConfigError, match=r"nothing is pruned, because .* has the settings of a run 'other'"):
             prune_run(fresh(line))
 
 
