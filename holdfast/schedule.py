@@ -42,7 +42,7 @@ class Schedule:
             if not value > 0:
                 raise ConfigError(f"{field} = {value!r}: expected a number above 0")
         if self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps = {self.warmup_steps}: expected 0 or more")
+            raise ConfigError(f"Schedule(warmup_steps={self.warmup_steps}): expected 0 or more")
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         """Return the factor for the next optimizer step after ``step`` completed steps."""

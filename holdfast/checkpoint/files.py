@@ -32,7 +32,7 @@ def damage_error(commit: Commit, damaged: list[FileDamage]) -> CheckpointDamaged
     """Return the error for a commit whose files are damaged."""
     return CheckpointDamaged(
         f"checkpoint {commit.path} (commit {commit.number}) is damaged: {'; '.join(map(str, damaged))}",
-        hint="the run continues from the newest checkpoint that verifies; holdfast verify shows which do",
+        hint="the run continues from the newest undamaged checkpoint; holdfast verify lists the damaged ones",
         commit=commit.number,
         files=[vars(damage) for damage in damaged],
     )

@@ -242,7 +242,7 @@ def deserialize(files: Sequence[Bytes]) -> Payload:
                 rows = _tensor(name, entry, body)
                 tensors[name] = _join(name, tensors[name], rows) if name in tensors else rows
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise CheckpointDamaged(f"{PAYLOAD} is not a safetensors file of this format: {error}") from None
+        raise CheckpointDamaged(f"{PAYLOAD} is not a safetensors file as Holdfast writes it: {error}") from None
     return Payload(tensors, tree)
 
 

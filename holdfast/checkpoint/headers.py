@@ -72,7 +72,7 @@ def _read_header(folder: Store, commit: Commit, part: FileRecord) -> Header:
     except NameMissing:  # the part was deleted after its size was read
         raise CheckpointDamaged(f"{path} is missing") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointDamaged(f"{path} is not a safetensors file of this format: {error}") from None
+        raise CheckpointDamaged(f"{path} is not a safetensors file as Holdfast writes it: {error}") from None
 
 
 def _read_rows(name: str, entry: dict[str, Any], begin: int, file_bytes: int) -> Rows:

@@ -132,7 +132,9 @@ class Near:
             shutil.rmtree(oldest.path, ignore_errors=True)
             room += 0 if oldest.path.exists() else oldest.size_bytes
         if room < size_bytes:
-            raise StoreFull(f"{self.root} has room for {max(room, 0):,} bytes, and a checkpoint has {size_bytes:,}")
+            raise StoreFull(
+                f"{self.root} has {max(room, 0):,} bytes of free space, but a checkpoint needs {size_bytes:,}"
+            )
 
     def _list_copies(self) -> Iterator[Copy]:
         """Yield the checkpoints of all runs. Skip files whose names Holdfast doesn't use: other programs wrote them."""

@@ -80,7 +80,7 @@ class Shown:
                 raise ValueError(name)
             return cls(int(read["step"]), int(read["epoch"]), name, media_type, data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise RecordDamaged(f"{file} has a line that is no text or picture: {line[:40]!r}") from None
+            raise RecordDamaged(f"{file} has a line that isn't a text or picture: {line[:40]!r}") from None
 
 
 class Gallery:
@@ -131,7 +131,8 @@ def to_shown(name: str, value: object, step: int, epoch: int) -> Shown:
     """
     if not NAME.fullmatch(name):
         raise RecipeError(
-            f"{name!r} can't name a text or a picture", hint="give a name of up to 64 letters, digits and . _ -"
+            f"{name!r} can't be the name of a text or a picture",
+            hint="give a name of up to 64 letters, digits and . _ -",
         )
     if isinstance(value, str):
         media_type, data = TEXT, value.encode("utf-8", "replace")
@@ -174,7 +175,7 @@ def read_shown(journal: "Journal", commit: Commit) -> list[Shown]:
         except NameMissing:
             continue
         if record is None or hashlib.sha256(data).hexdigest() != record.sha256:
-            raise RecordDamaged(f"{name} differs from commit {commit.number}")
+            raise RecordDamaged(f"{name} and commit {commit.number} contradict each other")
         return [Shown.from_line(line, name) for line in data.splitlines()]
     return []
 

@@ -173,4 +173,4 @@ def _parse(line: bytes, name: str) -> dict[str, Any]:
             return dict(read)
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise RecordDamaged(f"{name} has a line that is no step: {line[:40]!r}")
+    raise RecordDamaged(f"{name} has a line that isn't a step's metrics: {line[:40]!r}")

@@ -65,7 +65,7 @@ def read_payload(
     except MemoryError:
         size_bytes = sum(part.size_bytes for part in parts)
         raise RunStopped(
-            f"checkpoint {commit.path} has {size_bytes:,} bytes, more than this machine has free memory for"
+            f"checkpoint {commit.path} has {size_bytes:,} bytes, and this machine has less free memory"
         ) from None
     with ThreadPoolExecutor(READERS, "read") as readers:
         own = dict(zip(parts, images, strict=True))
@@ -135,8 +135,8 @@ def find_parts(commit: Commit) -> list[FileRecord]:
         raise CheckpointDamaged(f"the record of commit {commit.number} lists no file {missing[0]}")
     if content_id(parts) != commit.checkpoint_sha256:
         raise CheckpointDamaged(
-            f"the record of commit {commit.number} contradicts itself: its files don't have the content id "
-            f"{commit.checkpoint_sha256}"
+            f"the record of commit {commit.number} contradicts itself: the files that it lists don't have the content "
+            f"id that it states, {commit.checkpoint_sha256}"
         )
     return parts
 

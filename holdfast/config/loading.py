@@ -103,11 +103,13 @@ def _check_size(config: RunConfig, where: str) -> RunConfig:
     if name := find_infinite(config.settings, "settings") or find_infinite(config.extensions, "extensions"):
         raise ConfigError(
             f"{where}: {_shorten(name)}: expected a finite number",
-            hint="leave the setting out, or set it to a large number",
+            hint="leave the setting out for its default, or set it to a large number",
         )
     if (size := len(config.model_dump_json())) > MAX_JSON_BYTES:
         hint = "put long values into a file of your own, and give the recipe its path as the setting"
-        raise ConfigError(f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} fit", hint=hint)
+        raise ConfigError(
+            f"{where}: the settings have {size} bytes as JSON; at most {MAX_JSON_BYTES} are allowed", hint=hint
+        )
     return config
 
 
@@ -173,7 +175,7 @@ def set_field(fields: dict[str, Any], name: str, value: Any) -> None:
             fields[table] = {}
         fields = fields[table]
         if not isinstance(fields, dict):
-            raise ConfigError(f"{name}: {table} is a value, not a table")
+            raise ConfigError(f"{name}: {table} is a single value, so it has no keys")
     fields[last] = value
 
 

@@ -78,7 +78,7 @@ def settle_nodes(compute: dict[str, Any], environ: Mapping[str, str] = os.enviro
     job = find_job(environ)
     if job is None:
         raise ConfigError(
-            'compute.nodes = "slurm": this process belongs to no Slurm job',
+            'compute.nodes = "slurm": this process isn\'t in a Slurm job',
             hint="start the command with sbatch, or give a number: --set compute.nodes=1; holdfast docs slurm has more",
         )
     if job.nodes > 1 and not job.is_step:

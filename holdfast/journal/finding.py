@@ -27,7 +27,7 @@ def open_journal(run: str) -> Journal:
     """
     store, slash, name = run.rstrip("/").rpartition("/")
     if name in ("", ".", "..") or name.endswith(":") or store.endswith(":/"):  # a bucket alone is a store
-        raise RunUnknown(f"{run!r} is not a run", hint="name a run as <store>/<run>, for example runs/language")
+        raise RunUnknown(f"{run!r} doesn't name a run", hint="name a run as <store>/<run>, for example runs/language")
     return Journal(open_store(store or ("/" if slash else DEFAULT_STORE)), name)
 
 
@@ -48,7 +48,7 @@ def open_place(place: str) -> Journal | Store:
         return journal
     if not names:
         raise RunUnknown(
-            f"there is no run and no store {place!r}",
+            f"{place!r} is neither a run nor a store",
             hint=f"a run is <store>/<run>, or a name in {DEFAULT_STORE}/; a store is a folder or URL that holds runs",
         )
     return store
@@ -72,7 +72,7 @@ def find_commit(journal: Journal, text: str = "") -> Commit:
             known = (journal.find_commit(number) for number in reversed(journal.numbers("commits")))
             found = next((commit for commit in known if commit and commit.path == text), None)
     if found is None and not text:
-        raise WrongUse(f"run {journal.run!r} has no commit that counts")
+        raise WrongUse(f"run {journal.run!r} has no commit yet that counts")
     if found is None:
         raise WrongUse(f"run {journal.run!r} has no commit {text}", hint=HOW_TO_NAME)
     if journal.is_pruned(found.number):

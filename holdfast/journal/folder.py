@@ -65,7 +65,8 @@ class RunFolder:
             ) from None
         if record.format > FORMAT_VERSION:
             raise WrongUse(
-                f"run {self.run!r} has format {record.format}; this version reads up to {FORMAT_VERSION}",
+                f"run {self.run!r} is stored in format {record.format}; this version of Holdfast reads formats up to "
+                f"{FORMAT_VERSION}",
                 hint="upgrade holdfast",
             )
         return record

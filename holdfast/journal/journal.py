@@ -121,7 +121,8 @@ class Journal(RunFolder):
         """
         if number < 1 or (number > REACH and number > self.attempts() + REACH):
             raise ConfigError(
-                f"run {self.run!r} can't have an attempt {number}", hint=f"the next attempt is {self.next_attempt()}"
+                f"attempt {number} of run {self.run!r} can't begin: the number is far too high",
+                hint=f"the next attempt has the number {self.next_attempt()}",
             )
         record = AttemptRecord(
             number=number,
@@ -138,8 +139,8 @@ class Journal(RunFolder):
             self.store.create(record_name("attempts", number), record.to_bytes())
         except NameTaken:
             raise Superseded(
-                f"attempt {number} of run {self.run!r} was claimed by another process a moment ago",
-                hint="that process trains this run: let it train, or end it first",
+                f"another process has just started attempt {number} of run {self.run!r}",
+                hint="let that process train the run; or end it, and start the command again",
                 attempt=number,
             ) from None
         return record
@@ -205,7 +206,7 @@ class Journal(RunFolder):
         self.check_held(highest)
         raise Superseded(
             f"attempt {attempt} of run {self.run!r} is superseded by attempt {highest}",
-            hint="another process trains this run now; its commits are untouched",
+            hint="a later attempt, in another process, trains this run now; the commits of both attempts stay",
             attempt=attempt,
             by=highest,
         )
@@ -321,7 +322,7 @@ class Journal(RunFolder):
         """
         if commit.parent >= commit.number:
             name = record_name("commits", commit.number)
-            raise RecordDamaged(f"{name} was trained from commit {commit.parent}, which is later")
+            raise RecordDamaged(f"{name} says that its parent is commit {commit.parent}, which is later")
         try:
             return self.read_commit(commit.parent) if commit.parent else None
         except NameMissing:
@@ -428,8 +429,8 @@ class Journal(RunFolder):
         self.check_fence(commit.attempt)
         if not self._may_name(commit.number, commit.path):
             raise FolderTaken(
-                f"{commit.path} of run {self.run!r} can't be commit {commit.number}: "
-                f"its folder belongs to another commit, or is being deleted",
+                f"the checkpoint {commit.path} of run {self.run!r} can't be commit {commit.number}: its folder "
+                "belongs to a different commit, or is being deleted",
             )
         if envelope is not None:
             self.store.replace(signature_name(commit.number, commit.attempt), envelope)

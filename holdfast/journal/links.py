@@ -15,7 +15,7 @@ def broken_links(commit: Commit, before: Commit | None, before_sha256: str, pare
     if before is not None and commit.previous_record_sha256 != before_sha256:
         problems.append(f"{name} isn't linked to {record_name('commits', before.number)}")
     if commit.parent >= commit.number:
-        problems.append(f"{name} was trained from commit {commit.parent}, which is later")
+        problems.append(f"{name} says that its parent is commit {commit.parent}, which is later")
     elif parent is not None and parent.checkpoint_sha256 != commit.previous_checkpoint_sha256:
         problems.append(f"{name} was trained from a different checkpoint than that of commit {parent.number}")
     return problems

@@ -89,7 +89,7 @@ class Record(BaseModel):
             field = ".".join(str(part) for part in first["loc"])
             raise RecordDamaged(f"{name} can't be read: {field + ': ' if field else ''}{first['msg']}") from None
         except KeyError as error:
-            raise RecordDamaged(f"{name} can't be read: it has no {error.args[0]}") from None
+            raise RecordDamaged(f"{name} can't be read: it has no key {error.args[0]}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RecordDamaged(f"{name} can't be read: {error}") from None
 
@@ -144,7 +144,7 @@ def read_commit(store: Store, number: int) -> "Commit":
     name = record_name("commits", number)
     commit = read_record(store, Commit, name)
     if commit.number != number:
-        raise RecordDamaged(f"{name} contains the record of another commit, {commit.number}")
+        raise RecordDamaged(f"{name} contains the record of a different commit, {commit.number}")
     return commit
 
 
@@ -179,8 +179,9 @@ def format_time(seconds: float) -> str:
 def _in_years(time: datetime) -> datetime:
     if time.year not in YEARS:
         raise ConfigError(
-            f"this machine's clock says {time:%Y-%m-%d}, and records have times from {YEARS.start} to {YEARS.stop - 1}",
-            hint="set the clock",
+            f"this machine's clock is wrong: it says {time:%Y-%m-%d}, and records can have times from {YEARS.start} "
+            f"to {YEARS.stop - 1} only",
+            hint="set this machine's clock",
         )
     return time
 

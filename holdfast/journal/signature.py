@@ -340,7 +340,9 @@ def _create(path: Path, data: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        raise ConfigError(f"{path} exists; a key is never overwritten", hint="choose another name") from None
+        raise ConfigError(
+            f"the key file {path} exists, and keygen never overwrites a key", hint="choose another name"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}", hint="choose another folder") from None
     try:

@@ -30,7 +30,7 @@ def check_signed(journal: Journal, commit: Commit, keys: Sequence[TrustedKey]) -
     is_lower = bool(commit.records.get("run.json"))
     verify_signature(envelope, journal.run, name, record, list_files(commit), keys, is_lower=is_lower)
     if Commit.from_bytes(record, name) != commit:
-        raise NotTrusted(f"{name} changed while it was read")
+        raise NotTrusted(f"the file {name} changed while it was read")
 
 
 def list_files(commit: Commit) -> dict[str, str]:

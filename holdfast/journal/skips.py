@@ -83,7 +83,9 @@ def read_skip(journal: Journal, number: int, keys: Sequence["TrustedKey"] = ()) 
     try:
         record = SkipRecord.from_bytes(data, name)
         if record.number != number:
-            raise RecordDamaged(f"{name} can't be read: it contains the record of another skip list, {record.number}")
+            raise RecordDamaged(
+                f"{name} can't be read: it contains the record of a different skip list, {record.number}"
+            )
     except RecordDamaged as error:
         error.hint = error.hint or f"restore {name} from a backup: without this file nobody knows which steps to skip"
         raise

@@ -46,7 +46,7 @@ def list_trainers(journal: Journal, commit: Commit) -> list[AttemptRecord]:
     trainers = [attempt for attempt in attempts if attempt.is_training]
     if not trainers:
         name = record_name("commits", commit.number)
-        raise RecordDamaged(f"{name} names attempt {commit.attempt}, which can't have trained it")
+        raise RecordDamaged(f"{name} says that attempt {commit.attempt} trained it, which is impossible")
     return trainers
 
 
@@ -60,7 +60,7 @@ def _read_committed(journal: Journal, commit: Commit, number: int) -> AttemptRec
     record, expected = journal.read_attempt(number), commit.records.get(name, "")
     if expected and journal.hash_once(name) != expected:
         raise RecordDamaged(
-            f"{name} isn't the record on which commit {commit.number} rests: it was changed",
+            f"{name} was changed after commit {commit.number} was made",
             hint="holdfast verify names the changed records",
         )
     return record

@@ -56,7 +56,11 @@ class CostHistory:
         losses = self._before + Losses(self._deaths, self._clock() - self._began, 1)
         chosen = choose_interval(measured, losses)
         if not 2 / 3 <= chosen.steps / (self._shown_steps or math.inf) <= 3 / 2:
-            log.info("chunks now have %d steps, about %.0f s; holdfast plan says why", chosen.steps, chosen.interval_s)
+            log.info(
+                "chunks now have %d steps, about %.0f s; holdfast plan RUN shows the reason",
+                chosen.steps,
+                chosen.interval_s,
+            )
             self._shown_steps = chosen.steps
         return chosen.steps
 

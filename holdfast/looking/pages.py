@@ -60,7 +60,10 @@ def list_pages() -> dict[str, Path]:
         (each for each in (PACKAGE / "docs", PACKAGE.parent / "docs") if (each / "README.md").is_file()), None
     )
     if folder is None:
-        raise WrongUse("this installation has no pages", hint="install Holdfast from its wheel or its repository")
+        raise WrongUse(
+            "this installation of Holdfast lacks the documentation pages",
+            hint="install Holdfast from its wheel or its repository",
+        )
     found = {path.stem: path for path in (*sorted(folder.glob("*.md")), *sorted(PACKAGE.glob("*.md")))}
     listed = [Path(link).stem for _, link in LINK.findall(found[INDEX].read_text("utf-8"))]
     names = dict.fromkeys([INDEX, *(each for each in listed if each in found), *found])

@@ -108,8 +108,9 @@ def apply(settings: Determinism, seed: int) -> None:
             missing.append("PYTHONHASHSEED")
         if missing:
             raise DeterminismError(
-                f"this process was started without {', '.join(missing)}",
-                hint="start ranks through holdfast.rank.launching, which sets these variables before Python starts",
+                f"this training process was started without the variables {', '.join(missing)}",
+                hint="start it with holdfast train or holdfast.rank.launching, which set these variables before "
+                "Python starts",
             )
         torch.set_deterministic_debug_mode("error")
         torch.backends.cudnn.deterministic = True

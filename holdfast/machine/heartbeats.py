@@ -133,7 +133,7 @@ class Heartbeats:
             self.path.write_bytes(bytes(RECORD_BYTES * ranks))
         except OSError as error:
             raise ConfigError(
-                f"the ranks' heartbeats can't be written to the folder for temporary files: {error.strerror}",
+                f"the ranks can't write their heartbeats into the folder for temporary files: {error.strerror}",
                 hint="set TMPDIR to a folder that can be written",
             ) from None
         self._memory = _map(self.path)

@@ -118,7 +118,10 @@ def _poll(sources: Sequence[Source], tell: Callable[[Notice], None], done: threa
             except Exception as error:  # an error in one source must not stop the other sources
                 notice = None
                 if repr(error) not in told:
-                    log.warning("can't ask for preemption notices: %r; a preemption may come unannounced", error)
+                    log.warning(
+                        "this machine's preemption notices can't be read: %r; a preemption may come without a warning",
+                        error,
+                    )
                 told.add(repr(error))
             if notice is not None and notice.reason not in told and not done.is_set():
                 told.add(notice.reason)

@@ -32,5 +32,7 @@ def check_names() -> None:
 def _read(text: str) -> frozenset[str]:
     names = frozenset(filter(None, (name.strip() for name in text.split(","))))
     if unknown := sorted(names - {*NAMES}):
-        raise ConfigError(f"{WITHOUT_VARIABLE}: unknown name {unknown[0]!r}", hint=f"known: {', '.join(NAMES)}")
+        raise ConfigError(
+            f"{WITHOUT_VARIABLE}: there is no optimization {unknown[0]!r}", hint=f"known: {', '.join(NAMES)}"
+        )
     return names

@@ -54,16 +54,16 @@ class Anneal:
     def __post_init__(self) -> None:
         self.value = self.initial
         if self.epochs is None and (self.start_step is None or self.end_step is None):
-            raise ConfigError("an anneal needs epochs, or both start_step and end_step")
+            raise ConfigError("Anneal(...): set epochs, or both start_step and end_step")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ConfigError(f"an anneal's epochs = {self.epochs!r}: expected a number above 0")
+            raise ConfigError(f"Anneal(epochs={self.epochs!r}): expected a number above 0")
         for name, fraction in (("start_frac", self.start_frac), ("end_frac", self.end_frac)):
             if not 0 <= fraction <= 1:
-                raise ConfigError(f"an anneal's {name} = {fraction!r}: expected 0 to 1")
+                raise ConfigError(f"Anneal({name}={fraction!r}): expected a number from 0 to 1")
         if self.epochs is None or (self.start_step is None) == (self.end_step is None):
             start, end = self.bounds(1)
             if end < start:
-                raise ConfigError(f"an anneal ends at {end:g}, before it begins at {start:g}")
+                raise ConfigError(f"Anneal(...): the end, {end:g}, is before the start, {start:g}")
 
     @classmethod
     def from_settings(
@@ -88,11 +88,13 @@ class Anneal:
         known = {f"{name}_{ending}": field for ending, field in ENDINGS.items()}
         for key in settings:
             if key.startswith(f"{name}_") and key not in known and not _is_of_longer_name(key, name):
-                raise ConfigError(f"unknown setting {table}.{key}", hint=did_you_mean(key, known))
+                raise ConfigError(f"there is no setting {table}.{key}", hint=did_you_mean(key, known))
         found = {key: settings[key] for key in known if settings.get(key) is not None}
         for key in (f"{name}_initial", f"{name}_final"):
             if key not in found:
-                raise ConfigError(f"{table}.{key} is missing", hint=f"anneal {name!r} needs a first and a last value")
+                raise ConfigError(
+                    f"{table}.{key} is missing", hint=(f"the anneal {name!r} needs a first and a last value")
+                )
         for key, value in found.items():
             _check(f"{table}.{key}", value, known[key])
         length = settings.get(LENGTH) if epochs is None else epochs
@@ -100,14 +102,14 @@ class Anneal:
             _check(f"{table}.{LENGTH}" if epochs is None else "epochs", length, "epochs")
         elif not {f"{name}_anneal_start_step", f"{name}_anneal_end_step"} <= found.keys():
             raise ConfigError(
-                f"anneal {name!r}: its length isn't known",
+                f"anneal {name!r}: the step at which it ends isn't known",
                 hint=f"set {table}.{LENGTH}, or both {name}_anneal_start_step and {name}_anneal_end_step",
             )
         try:
             return cls(**{known[key]: value for key, value in found.items()}, epochs=length)
         except ConfigError:
             line = ", ".join(f"{table}.{key} = {found[key]!r}" for key in known if key in found and "_anneal_" in key)
-            raise ConfigError(f"anneal {name!r} ends before it begins: {line}") from None
+            raise ConfigError(f"anneal {name!r} would end before it begins: {line}") from None
 
     def bounds(self, steps_per_epoch: int) -> tuple[float, float]:
         """Return the steps between which the value changes."""

@@ -42,7 +42,7 @@ def find_program(name: str) -> Function:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise make_build_error(name, error) from error
-        hint = "run from the folder that holds it, or put that folder on PYTHONPATH"
+        hint = "start the command in the folder that contains the module, or add this folder to PYTHONPATH"
         if name in RECIPES:
             hint = (
                 f"it is now {RECIPES[name]}, in Holdfast's repository; it continues older runs if you accept the drift"
@@ -89,7 +89,8 @@ def split_recipe(name: str) -> tuple[str, str]:
     loaded = getattr(sys.modules.get(path.stem), "__file__", None)
     if path.stem in sys.modules and (loaded is None or Path(loaded).resolve() != path):
         raise RecipeError(
-            f"recipe {name!r}: another module {path.stem} is loaded, from {loaded or 'Python itself'}",
+            f"recipe {name!r}: Python has already loaded a different module {path.stem}, from "
+            f"{loaded or 'Python itself'}",
             hint="give the file a different name",
         )
     return path.stem, attribute

@@ -21,7 +21,7 @@ def check_class(setting: str, name: str) -> None:
     try:
         check_recipe(name)
     except RecipeError as error:
-        raise ConfigError(f"{setting}: {name} is not allowed on this machine: {RECIPES}", hint=error.hint) from None
+        raise ConfigError(f"{setting}: {name} is not allowed on this machine by {RECIPES}", hint=error.hint) from None
     find_module(setting, name)
 
 

@@ -40,10 +40,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.min is self.max is self.jump is None:
-            raise ConfigError("Limits(): set min, max or jump")
+            raise ConfigError("Limits() sets no limit: set min, max or jump")
         if any(limit is not None and not math.isfinite(limit) for limit in (self.min, self.max, self.jump)):
             raise ConfigError(
-                "Limits(...): min, max and jump are finite numbers", hint="leave out a limit that you don't want"
+                "Limits(...): min, max and jump must be finite numbers", hint="leave out a limit that you don't want"
             )
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"Limits(...): min = {self.min} is above max = {self.max}")

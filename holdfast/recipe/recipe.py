@@ -158,7 +158,8 @@ class Recipe:
         if (self.loss is None) == (self.step is None):
             raise RecipeError(
                 f"the recipe has {'neither loss nor step' if self.loss is None else 'a loss and a step'}",
-                hint="pass one of the two: loss=... lets Holdfast step the optimizer, step=... makes the whole step",
+                hint="give exactly one: with loss=... Holdfast steps the optimizer; step=... is a function that does "
+                "the whole step",
             )
         for name, usual in (("grad_accum", 1), ("clip_norm", None)) if self.step is not None else ():
             if (value := getattr(self, name)) != usual:
@@ -178,7 +179,9 @@ class Recipe:
         if gives_batches:
             self.batch_size = None
         if self.batch_size is None and self.collate is not None:
-            raise RecipeError("collate has no effect on data that yields batches", hint="leave collate out")
+            raise RecipeError(
+                "Recipe(collate=...) has no effect, because the data yields whole batches", hint="leave collate out"
+            )
 
     def is_measured(self, metric: str) -> bool:
         """Return whether a metric differs at each evaluation, so that it is not part of the state."""

@@ -51,7 +51,9 @@ def _make_model(parameters: list[inspect.Parameter]) -> type[BaseModel]:
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
-            raise RecipeError(f"the recipe takes {parameter} by position; settings are passed by name")
+            raise RecipeError(
+                f"the recipe's function takes {parameter} by position only, but settings are passed by name"
+            )
         is_known = parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
         annotation = parameter.annotation if is_known else Any
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -64,8 +66,8 @@ def _make_model(parameters: list[inspect.Parameter]) -> type[BaseModel]:
         name = next(name for name, field in fields.items() if not _can_be_a_setting(field))
         kind = getattr(fields[name][0], "__name__", fields[name][0])
         raise RecipeError(
-            f"the function's parameter {name} has the type {kind}, which no setting has",
-            hint=f"create {name} inside the function; settings are numbers, strings, switches, lists and tables",
+            f"the parameter {name} of the recipe's function has the type {kind}, which no setting can have",
+            hint=f"create {name} inside the function; settings are numbers, strings, booleans, lists and tables",
         ) from None
 
 

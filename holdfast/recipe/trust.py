@@ -108,7 +108,10 @@ class Trust:
         if is_listed:
             check_recipe(recorded)
         if not is_declared(recorded):
-            raise RecipeError(f"{said}, and its file declares no such recipe", hint=f"{TAKE_OWN}; {ACCEPT}")
+            raise RecipeError(
+                f"{said}, but its file has no recipe of this name: a function that is annotated with Recipe or Run",
+                hint=f"{TAKE_OWN}; {ACCEPT}",
+            )
         return recorded
 
 

@@ -70,7 +70,9 @@ def language(
     """
     text = read_corpus(data)
     if len(text) < 2 * (context + 1):
-        raise RecipeError(f"settings.data = {data!r} has {len(text)} bytes, too few for windows of {context}")
+        raise RecipeError(
+            f"settings.data = {data!r} has {len(text)} bytes, which is too few for windows of {context} bytes"
+        )
     held_out_bytes = max(int(len(text) * HELD_OUT_FRACTION), context + 1)
     windows = Windows(text[:-held_out_bytes], context)
     held_out = Windows(text[-held_out_bytes:], context)

@@ -21,7 +21,7 @@ def read_files(data: str) -> list[tuple[str, bytes]]:
     """
     protocol, separator, _ = data.partition("://")
     if "::" in data or (separator and protocol not in PROTOCOLS):
-        what = "URLs joined by :: are refused" if "::" in data else f"{protocol}:// is refused"
+        what = "data can't be several URLs joined by ::" if "::" in data else f"{protocol}:// is refused"
         raise RecipeError(f"settings.data = {data!r}: {what}", hint=f"a path, or a URL of {', '.join(PROTOCOLS)}")
     try:
         files = sorted(fsspec.open_files(data, "rb"), key=lambda file: str(file.path))
@@ -29,7 +29,10 @@ def read_files(data: str) -> list[tuple[str, bytes]]:
     except (OSError, ValueError, ImportError) as error:
         raise RecipeError(f"settings.data = {data!r} can't be read: {error}") from error
     if not found:
-        raise RecipeError(f"settings.data = {data!r} matches no file", hint="a path, or a glob such as texts/*.txt")
+        raise RecipeError(
+            f"settings.data = {data!r}: no file has this path, or matches this pattern",
+            hint="a path, or a glob such as texts/*.txt",
+        )
     return found
 
 

@@ -74,7 +74,9 @@ def stat_name(folder: int, name: str, path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
-        raise Unreadable(f"{path} is a symbolic link; a run holds none", hint="replace the link with its target")
+        raise Unreadable(
+            f"{path} is a symbolic link; a run must not contain one", hint="replace the link with its target"
+        )
     return found
 
 

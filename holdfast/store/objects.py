@@ -128,7 +128,7 @@ class ObjectStore(Store):
             self._ask(f"delete {folder}", lambda: self._fs.rm(self._path(folder), recursive=True))
         if left := self.list(folder):  # s3fs silently skips objects for whose deletion it lacks the right
             raise StoreDenied(
-                f"can't delete {folder} in {self.url}: {left[0]} is still there",
+                f"can't delete {folder} in {self.url}: it still contains {left[0]}",
                 hint="give this machine's identity the right to perform this action",
                 lacks_right=True,
             )

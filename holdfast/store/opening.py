@@ -16,7 +16,8 @@ STORES = {"s3": S3, "s3a": S3, "az": AZURE, "abfs": AZURE, "abfss": AZURE, "gs":
 # Every scheme of a store's URL, except the schemes of custom stores.
 SCHEMES = {*STORES, "file", "local", "memory"}
 CREDENTIALS_REFUSED = (
-    "the URL holds credentials or a query; give the bucket and the folder only, credentials come from the environment"
+    "the URL contains credentials or a query; give only the bucket and the folder, and put credentials into the "
+    "environment"
 )
 
 
@@ -36,7 +37,9 @@ def open_store(url: str) -> Store:
     scheme, separator, path = url.partition("://")
     is_remote = bool(separator) and scheme not in ("file", "local", "memory")
     if is_remote and "::" in url.removeprefix(scheme):  # fsspec would open the second URL, too
-        raise ConfigError(f"store = {url!r}: URLs joined by :: are refused", hint="give a folder, or the URL of one")
+        raise ConfigError(
+            f"store = {url!r}: a store can't be several URLs joined by ::", hint="give a folder, or the URL of one"
+        )
     if is_remote and holds_credentials(url):
         raise ConfigError(f"store = '{scheme}://...': {CREDENTIALS_REFUSED}")
     check_store(url)
@@ -65,7 +68,8 @@ def open_store(url: str) -> Store:
         return MemoryStore(path)
     if scheme not in STORES:
         raise ConfigError(
-            f"store = {url!r}: {scheme}:// is not known to create a file only if its name is free, as commits require",
+            f"store = {url!r}: {scheme}:// isn't known to create a file only if its name is free, and commits need "
+            "this",
             hint=f"give a folder, or one of {', '.join(f'{name}://' for name in STORES)}",
         )
     module, cls, extra = STORES[scheme]

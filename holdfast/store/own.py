@@ -31,7 +31,7 @@ def find_module(setting: str, name: str) -> None:
     with contextlib.suppress(ImportError):  # a parent package can't be imported
         found = importlib.util.find_spec(module)
     if found is None:
-        hint = "run from the folder that holds it, or put that folder on PYTHONPATH"
+        hint = "start the command in the folder that contains the module, or add this folder to PYTHONPATH"
         raise ConfigError(f"{setting}: there is no module {module}", hint=hint)
 
 

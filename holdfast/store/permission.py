@@ -30,8 +30,8 @@ def check_store(url: str) -> None:
     if names_code(url) and allowed is None:
         scheme = url.partition("://")[0]
         raise ConfigError(
-            f"store = {url!r}: {scheme} is code, which is imported only if this machine allows it",
-            hint=f"export {STORES}='{scheme}://', with the other stores that you use, separated by commas",
+            f"store = {url!r}: the URL's scheme {scheme} names Python code, which this machine doesn't allow",
+            hint=f"to allow it: export {STORES}='{scheme}://', with the other stores that you use, separated by commas",
         )
     if allowed is None:
         return

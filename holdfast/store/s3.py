@@ -148,4 +148,4 @@ class S3Upload:
         try:
             return dict(self._fs.call_s3(method, **self._which, **request))
         except FileNotFoundError:  # the upload no longer exists; the bucket existed when the upload began
-            raise StoreError(f"the upload of {self._which['Key']} was ended by another process") from None
+            raise StoreError(f"another process has ended the upload of {self._which['Key']}") from None

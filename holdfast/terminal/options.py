@@ -27,5 +27,5 @@ def split_out(what: tuple[str, ...], out: str, example: str) -> tuple[str, ...]:
         out: the name of the last argument in the message.
     """
     if not 1 <= len(what) <= 2:
-        raise WrongUse(f"expected [COMMIT] {out} after the run", hint=example)
+        raise WrongUse(f"expected a commit and {out} after the run: RUN [COMMIT] {out}", hint=example)
     return what

@@ -156,4 +156,6 @@ def explain_ranks(error: ConfigError, ranks: int) -> ConfigError:
     if not error.message.startswith(named):
         return error
     rest = error.message.removeprefix(named)
-    return ConfigError(f'compute.ranks = "all", which is {ranks} here:{rest}', hint=error.hint, **error.data)
+    return ConfigError(
+        f'compute.ranks = "all" means {ranks} ranks on this machine:{rest}', hint=error.hint, **error.data
+    )

@@ -34,7 +34,9 @@ def sleep_in_waits(driver: Any = None) -> None:
             _sleep_for(driver, number)
     except (OSError, AttributeError) as error:
         log.warning(
-            "each wait for a GPU takes a full CPU core, and a hanging GPU is found only after an hour: %s", error
+            "the CUDA driver can't be set to sleep while it waits for a GPU, so each wait takes a full CPU core, and "
+            "a hanging GPU is found only after an hour: %s",
+            error,
         )
 
 

@@ -223,7 +223,7 @@ def list_names(folder: Path) -> list[str]:
 def test_a_folder_without_room_for_one_checkpoint_keeps_what_it_has(run: LocalStore, tmp_path: Path) -> None:
     save(run, make(run, tmp_path / "near"))
     saved = save(run, small := make(run, tmp_path / "near", 1000), **step(11))
-    assert "has room for 0 bytes" in saved.near_problem
+    assert "has 0 bytes of free space" in saved.near_problem
     assert list_names(small.place) == ["epoch-0001"]
 
 
@@ -254,7 +254,7 @@ def assert_warned_once(run: LocalStore, near: Near, problem: str) -> None:
 
 def test_a_full_disk_costs_a_warning(run: LocalStore, disk: Path) -> None:
     (disk / "filler").write_bytes(b"0" * 700_000)
-    assert_warned_once(run, make(run, disk / "near"), "has room for")
+    assert_warned_once(run, make(run, disk / "near"), "bytes of free space")
 
 
 def test_copies_make_room_on_a_disk_that_is_smaller_than_the_bound(run: LocalStore, disk: Path) -> None:

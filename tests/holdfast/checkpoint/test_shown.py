@@ -66,8 +66,8 @@ def test_text_that_utf8_cannot_hold_is_shown_all_the_same() -> None:
         ("text", b"a text", "text: expected the bytes of a PNG or an SVG, found b'a text'"),
         ("number", 1.5, "number: expected a text or a picture, found a float"),
         ("long", "x" * (MAX_BYTES + 1), "long has 1,048,577 bytes, too many"),
-        ("../up", "text", "'../up' can't name"),
-        ("", "text", "'' can't name"),
+        ("../up", "text", "'../up' can't be the name"),
+        ("", "text", "'' can't be the name"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(name: str, value: Any, message: str) -> None:
@@ -86,7 +86,7 @@ def test_what_cannot_be_shown_is_refused(name: str, value: Any, message: str) ->
     ],
 )  # fmt: skip
 def test_a_line_of_another_form_is_damage(line: bytes) -> None:
-    with pytest.raises(RecordDamaged, match=r"a file has a line that is no text or picture"):
+    with pytest.raises(RecordDamaged, match=r"a file has a line that isn't a text or picture"):
         Shown.from_line(line, "a file")
 
 
@@ -172,7 +172,7 @@ def test_verify_finds_a_changed_picture(store: LocalStore, damaged: str) -> None
     (problem,) = verify_run(line.journal).problems
     assert damaged in problem
     if damaged.startswith("shown"):
-        with pytest.raises(RecordDamaged, match="differs from commit 1"):
+        with pytest.raises(RecordDamaged, match="and commit 1 contradict each other"):
             read_shown(line.journal, commit)
 
 

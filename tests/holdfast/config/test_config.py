@@ -213,7 +213,7 @@ def test_a_chunk_that_begins_late_has_the_usual_end() -> None:
     "store", ["s3://AKIA1:hunter2secret@bucket/runs", "az://container/runs?sig=hunter2secret", "gs://u:hunter2secret@b"]
 )
 def test_a_store_url_with_credentials_is_refused_and_not_shown(store: str) -> None:
-    with pytest.raises(ConfigError, match="holds credentials") as caught:
+    with pytest.raises(ConfigError, match="contains credentials") as caught:
         parse_config({"recipe": "m:f", "run": "a", "store": store})
     assert "hunter2secret" not in str(caught.value)
     with pytest.raises(ValidationError) as invalid:

@@ -42,7 +42,7 @@ def test_a_job_of_one_node_needs_no_meeting(config: Path, monkeypatch: pytest.Mo
 
 
 def test_outside_of_a_job_it_is_refused(config: Path) -> None:
-    with pytest.raises(ConfigError, match="belongs to no Slurm job") as refused:
+    with pytest.raises(ConfigError, match="isn't in a Slurm job") as refused:
         load_config(config)
     assert "--set compute.nodes=1" in refused.value.hint
     assert load_config(config, ["compute.nodes=1"]).compute.nodes == 1

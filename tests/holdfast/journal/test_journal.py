@@ -34,7 +34,7 @@ def test_a_run_begins_once(journal: Journal, root: Path) -> None:
 def test_a_later_format_is_refused(journal: Journal) -> None:
     record = journal.read_run().model_copy(update={"format": 2})
     journal.store.replace("run.json", record.to_bytes())
-    with pytest.raises(WrongUse, match="has format 2; this version reads up to 1"):
+    with pytest.raises(WrongUse, match="is stored in format 2; this version of Holdfast reads formats up to 1"):
         journal.read_run()
 
 
@@ -311,6 +311,6 @@ def test_a_walk_along_parents_ends_although_a_record_names_a_later_one(journal: 
     newest = read.read_commit(3)
     assert read.find_parent(newest) == forged
     assert read.find_parent(forged) is None
-    with pytest.raises(RecordDamaged, match=r"00000002.json was trained from commit 3, which is later"):
+    with pytest.raises(RecordDamaged, match=r"00000002.json says that its parent is commit 3, which is later"):
         read.read_parent(forged)
     assert read.read_parent(read.read_commit(1)) is None

@@ -56,9 +56,11 @@ def litter(line: Line, folder: str, names: tuple[str, ...] = STRAYS) -> list[str
 def test_an_attempt_gets_no_number_that_readers_would_ignore(line: Line, number: int) -> None:
     """A person types it into the form of `attempt`. Such an attempt could not fence off any other one."""
     before, names = line.journal.attempts(), line.journal.store.list("attempts")
-    with pytest.raises(ConfigError, match=f"can't have an attempt {number}") as caught:
+    with pytest.raises(
+        ConfigError, match=f"attempt {number} of run '.*' can't begin: the number is far too high"
+    ) as caught:
         line.journal.claim_attempt(number, "fresh", "host", 1, {})
-    assert caught.value.hint == f"the next attempt is {before + 1}"
+    assert caught.value.hint == f"the next attempt has the number {before + 1}"
     assert line.journal.store.list("attempts") == names
 
 

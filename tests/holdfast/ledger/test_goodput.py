@@ -427,7 +427,7 @@ def test_a_run_without_attempts_and_a_run_of_a_later_format_are_refused() -> Non
         make_ledger(journal)
     later = RunRecord(format=999, run="run", recipe="m:f", first_commit=1, created_at=whole(START))
     journal.store.replace("run.json", later.to_bytes())
-    with pytest.raises(WrongUse, match="has format 999"):
+    with pytest.raises(WrongUse, match="is stored in format 999"):
         make_ledger(journal)
 
 

@@ -77,7 +77,7 @@ def test_the_command_lists_finds_and_prints_pages(capsys: pytest.CaptureFixture[
 
 def test_an_installation_without_pages_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documentation, "PACKAGE", tmp_path / "holdfast")
-    with pytest.raises(WrongUse, match="this installation has no pages"):
+    with pytest.raises(WrongUse, match="this installation of Holdfast lacks the documentation pages"):
         list_pages()
 
 

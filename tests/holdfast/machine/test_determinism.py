@@ -177,7 +177,7 @@ def test_a_process_without_the_preamble_is_refused(found: Any) -> None:
     refused = found[3]
     assert refused.keys() == PREAMBLE.keys()
     for name, (message, hint, is_on) in refused.items():
-        assert message == f"this process was started without {name}"
+        assert message == f"this training process was started without the variables {name}"
         assert "holdfast.rank.launching" in hint
         assert not is_on
 
@@ -300,7 +300,11 @@ def test_a_process_made_deterministic_after_the_model_is_refused(
 
 @pytest.mark.slow
 def test_a_training_that_was_not_started_as_a_rank_is_refused(trained: dict[str, Any]) -> None:
-    assert trained["stray"] == ["DeterminismError", "this process was started without PYTHONHASHSEED", False]
+    assert trained["stray"] == [
+        "DeterminismError",
+        "this training process was started without the variables PYTHONHASHSEED",
+        False,
+    ]
 
 
 def test_fp16_on_a_cpu_is_refused(tmp_path: Path) -> None:

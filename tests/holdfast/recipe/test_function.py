@@ -72,7 +72,10 @@ def test_an_annotation_that_only_a_type_checker_resolves_allows_any_value(write_
         ("def build() -> 'Recipe': return 3", "expected a holdfast.Recipe, found a int"),
         ("def build() -> 'Recipe':\n    raise KeyError('x')", "written.py:2: KeyError: 'x'"),
         ("def build(x, /) -> 'Recipe': pass", "by position"),
-        ("import ast\ndef build(lr: float, tree: ast.AST) -> 'Recipe': pass", "parameter tree has the type AST"),
+        (
+            "import ast\ndef build(lr: float, tree: ast.AST) -> 'Recipe': pass",
+            "the parameter tree of the recipe's function has the type AST",
+        ),
     ],
 )
 def test_an_error_in_a_recipe_names_its_line(write_module, text: str, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -105,7 +108,7 @@ def test_a_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
         function.find_program("mine.py:build")
     assert caught.value.hint.endswith('such a file is there as models/mine.py: recipe = "models/mine.py:build"')
     (tmp_path / "json.py").write_text("")
-    with pytest.raises(RecipeError, match="another module json is loaded, from "):
+    with pytest.raises(RecipeError, match="Python has already loaded a different module json, from "):
         function.find_program(f"{tmp_path}/json.py:build")
 
 

@@ -142,7 +142,7 @@ def test_a_script_of_the_readers_is_never_imported(project: Path, recipe: str) -
     (project / "tools").mkdir()
     (project / "tools" / "__init__.py").touch()
     (project / "tools" / "wipe.py").write_text("def main(): ...\n")
-    with pytest.raises(RecipeError, match="declares no such recipe"):
+    with pytest.raises(RecipeError, match="has no recipe of this name"):
         BY_DEFAULT.choose(recorded(recipe=recipe), "runs")
 
 
@@ -167,7 +167,7 @@ def test_data_of_other_protocols_is_refused_unopened(data: str) -> None:
 
 
 def test_a_chained_store_is_refused() -> None:
-    with pytest.raises(ConfigError, match="joined by ::"):
+    with pytest.raises(ConfigError, match="several URLs joined by ::"):
         open_store("s3://bucket/runs::file:///x")
 
 

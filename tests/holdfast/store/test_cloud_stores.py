@@ -81,7 +81,7 @@ def test_a_denied_deletion_is_reported(bucket: str, monkeypatch: pytest.MonkeyPa
     store = S3Store(f"{bucket}/runs", fresh_s3())
     store.create("a/b", b"")
     monkeypatch.setattr(store._fs, "rm", lambda *_, **__: [])
-    with pytest.raises(StoreDenied, match="b is still there"):
+    with pytest.raises(StoreDenied, match=r"it still contains .*b"):
         store.delete_folder("a")
 
 

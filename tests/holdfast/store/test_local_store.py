@@ -111,7 +111,7 @@ def test_a_link_in_a_local_store_is_refused(tmp_path: Path, verb: str, name: str
     (run / "dangling").symlink_to(outside / "new")
     for link in ("folder", "inner/link"):
         (run / link).symlink_to(outside)
-    with pytest.raises(StoreError, match="is a symbolic link; a run holds none"):
+    with pytest.raises(StoreError, match="is a symbolic link; a run must not contain one"):
         VERBS[verb](LocalStore(str(run)), name)
     assert os.listdir(outside) == ["a"]
     assert (outside / "a").read_bytes() == b"theirs"

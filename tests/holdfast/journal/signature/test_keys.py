@@ -46,7 +46,7 @@ def test_a_new_key_is_two_files(tmp_path: Path, mask: int, modes: list[int]) -> 
 @pytest.mark.parametrize("there", ["key", "key.pub"])
 def test_a_key_is_never_overwritten(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=f"{there} exists; a key is never overwritten") as caught:
+    with pytest.raises(ConfigError, match=f"{there} exists, and keygen never overwrites a key") as caught:
         generate_key(tmp_path / "key")
     assert caught.value.hint
     assert os.listdir(tmp_path) == [there]

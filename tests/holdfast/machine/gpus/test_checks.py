@@ -60,7 +60,9 @@ def test_all_is_refused_if_a_mesh_without_virtual_ranks_has_another_number(
     machine(*[HOPPER] * found)
     asked = config(ranks="all", device=device, parallel="fsdp", mesh={"shard": 2, "tensor": 2})
     ranks = 1 if device == "cpu" else found
-    expected = f'compute.ranks = "all", which is {ranks} here: compute.mesh has 4 ranks, but the run has {ranks}'
+    expected = (
+        f'compute.ranks = "all" means {ranks} ranks on this machine: compute.mesh has 4 ranks, but the run has {ranks}'
+    )
     with pytest.raises(ConfigError, match=f"^{expected}$"):
         settle_ranks(asked)
     with pytest.raises(ConfigError, match="mesh has 4 ranks, but the run has 1"):
@@ -223,7 +225,7 @@ def test_a_refused_number_says_that_all_stands_for_it() -> None:
     refused = ConfigError("compute.ranks = 3: a batch of 4 samples can't be divided evenly over ranks", hint="1, 2, 4")
     explained = explain_ranks(refused, 3)
     assert str(explained) == (
-        'compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t be divided evenly over ranks'
+        'compute.ranks = "all" means 3 ranks on this machine: a batch of 4 samples can\'t be divided evenly over ranks'
     )
     assert explained.hint == "1, 2, 4"
     other = ConfigError("compute.virtual_ranks = 3: virtual ranks can't train")
@@ -256,7 +258,7 @@ def test_all_trains_as_the_number_that_it_stands_for(engine: Engine, tmp_path: P
     three = on(tmp_path, HOPPER, HOPPER, HOPPER)
     refused = engine.run("compute.ranks=all", "compute.gpu_health=warn", "epochs=3", **three)
     assert refused.returncode == 1
-    assert 'error: compute.ranks = "all", which is 3 here: a batch of 4 samples can\'t' in refused.stderr
+    assert 'error: compute.ranks = "all" means 3 ranks on this machine: a batch of 4 samples can\'t' in refused.stderr
     assert "hint: these numbers of ranks divide the batch: 1, 2, 4" in refused.stderr
 
 
