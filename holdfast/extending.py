@@ -218,7 +218,7 @@ def check_tables(config: "RunConfig") -> None:
     for name in config.extensions:
         if name not in known:
             raise ConfigError(
-                f"extensions.{name}: no installed extension has this table",
+                f"extensions.{name}: no installed extension reads this table of the configuration",
                 hint=f"known: {', '.join(known) or 'none'}",
             )
         read_table(known[name], config)

@@ -57,7 +57,7 @@ def print_runs(store: str, *, json: bool, most: int | None = None) -> int:
     found = open_store(store)
     # The suffix "/." matches only a folder, and os.access raises no error for a name that is too long.
     if store != DEFAULT_STORE and isinstance(found, LocalStore) and not os.access(f"{found.root}/.", os.F_OK):
-        raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that holds runs")
+        raise RunUnknown(f"there is no store {store}", hint="a store is a folder or URL that contains runs")
     chosen = choose_runs(found, most or (None if json else MOST_SHOWN))
     standings: list[Standing] = []
     failed: list[HoldfastError] = []

@@ -33,7 +33,9 @@ def docs(*page: str) -> None:
         return
     found = search_pages(page, pages)
     if not found:
-        raise WrongUse(f"no page has the words {' '.join(page)!r}", hint="to list all pages: holdfast docs")
+        raise WrongUse(
+            f"no page contains all of these words: {' '.join(page)!r}", hint="to list all pages: holdfast docs"
+        )
     for section, line in found:
         print(f"holdfast docs {section.name}")
         shown = textwrap.wrap(line, WIDEST - 2, max_lines=2, placeholder=" ...", break_on_hyphens=False)

@@ -139,7 +139,7 @@ def audit_command(
         for name, value in (chosen | {"--on-fault": on_fault != "record"}).items():
             _refuse_both({"--receipt": receipt, name: value})
         if (audit_receipt := find_view("receipt")) is None:
-            raise WrongUse("no installed extension reads receipts")
+            raise WrongUse("no installed extension can read receipts")
         return int(audit_receipt(journal, receipt, key or [], random, seed, trust, json=json))
     _refuse_both({"--from": from_, "--random": random, "--share": share})
     _refuse_both({"--commit": commit, "--random": random, "--share": share})

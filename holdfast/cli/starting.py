@@ -95,7 +95,8 @@ def new(
         raise WrongUse(f"expected one of --{', --'.join(TEMPLATES)}; found --{' and --'.join(chosen)}")
     if not NAME.fullmatch(name):
         raise WrongUse(
-            f"{name!r} can't name a run and a file", hint="give a name of letters, digits, - and _, such as my_run"
+            f"{name!r} can't be the name of both a run and a file",
+            hint="give a name of letters, digits, - and _, such as my_run",
         )
     if name in sys.stdlib_module_names or PathFinder.find_spec(name, _packages()):
         hint = f"choose a different name: with {name}.py here, `import {name}` would not find the package"

@@ -37,7 +37,8 @@ def train_command(config: Path, /, *, set_: Set = None, observer: Observers = No
     log_plain_lines()
     if settings.where != "here":
         log.warning(
-            "where = %r: holdfast train trains on this machine; python -m flows.train uses the work pool",
+            "where = %r has no effect: holdfast train always trains on this machine; python -m flows.train uses the "
+            "work pool",
             settings.where,
         )
     if find_node(settings.compute):

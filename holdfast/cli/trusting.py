@@ -26,11 +26,15 @@ def open_trusted(place: str, recipe: str, records: bool, overrides: Sequence[str
     """
     if not is_config(place):
         if overrides:
-            raise WrongUse("--set changes a configuration, and this names a run", hint="name the configuration instead")
+            raise WrongUse(
+                "--set changes a configuration, but you have named a run", hint="name the configuration instead"
+            )
         return open_journal(place), Trust(recipe, records)
     config = load_config(place, overrides)
     if lies_in_store(Path(place).resolve(), find_root(config.store)):
-        raise ConfigError(f"{place} is in a store, where others may put files", hint="keep this file in your project")
+        raise ConfigError(
+            f"{place} is in a store, where other people may put files", hint="move this file into your project"
+        )
     return Journal(open_store(config.store), config.run), Trust(recipe, records, config)
 
 

@@ -165,7 +165,7 @@ def keep_audit(journal: Journal, audit: Audit, seed: int | None = None, share: f
     try:
         record_audit(journal, record)
     except StoreError as error:
-        log.warning("the audit is not on record: %s", error)
+        log.warning("the audit's result can't be recorded: %s", error)
 
 
 def follow_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault = "record") -> Consequences:
@@ -185,7 +185,7 @@ def check_on_fault(on_fault: OnFault) -> None:
         WrongUse: no extension follows verdicts.
     """
     if on_fault != "record" and not any(each.verdict for each in find_extensions()):
-        raise WrongUse(f"no installed extension can follow a verdict with {on_fault}")
+        raise WrongUse(f"--on-fault {on_fault}: no installed extension does this after a verdict")
 
 
 def _describe_machine(present: Present) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
         span = Span(commits.pop(0), commits)
     else:
         raise WrongUse(
-            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from that commit",
+            f"--from {number}: commit {commit.number} of run {journal.run!r} doesn't continue from commit {number}",
             hint=f"give an ancestor of commit {commit.number}, or 0 for the beginning of the run",
         )
     if span.start is not None and journal.is_pruned(number):
@@ -274,8 +274,8 @@ def _span_from(journal: Journal, commit: Commit, number: int) -> Span:
     for each in span.commits:
         if not has_settings_of(journal, each, commit):
             raise WrongUse(
-                f"--from {number}: the settings were changed after commit {each.number}",
-                hint="a replay uses the settings of one commit: begin with a commit after the change",
+                f"--from {number}: the run's settings were changed after commit {each.number}",
+                hint="an audit trains with one set of settings: give a commit after the change",
             )
     return span
 

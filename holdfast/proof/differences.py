@@ -137,8 +137,8 @@ def _read_trained_with(journal: Journal, newest: Commit | None) -> ConfigRecord:
     saved = journal.read_config(newest.config_fingerprint)
     if saved is None:
         raise RecordDamaged(
-            f"the settings that commit {newest.number} was trained with are lost: configs/ has none that can be read",
-            hint="train with exactly the settings that the run had; the run refuses different settings",
+            f"the settings that trained commit {newest.number} are lost: configs/ has no readable record of them",
+            hint="give exactly the settings that the run had; different settings are refused",
         )
     return saved
 
@@ -263,6 +263,7 @@ def _read_snapshot(journal: Journal) -> ConfigRecord:
     snapshot = journal.read_snapshot()
     if snapshot is None:
         raise WrongUse(
-            f"run {journal.run!r} has no settings on record", hint="train it: the first attempt records the settings"
+            f"run {journal.run!r} has no record of its settings",
+            hint="train the run: its first attempt records the settings",
         )
     return snapshot

@@ -71,7 +71,7 @@ def prove(
         HoldfastError: the recipe can't be built, or fails.
     """
     if steps is not None and steps < 2:
-        raise ConfigError(f"--steps {steps}: expected at least 2 steps")
+        raise ConfigError(f"--steps {steps}: a proof needs at least 2 steps")
     if kills < 1:
         raise ConfigError(f"--kills {kills}: expected at least 1 kill")
     if steps is not None and is_whole:
@@ -86,7 +86,7 @@ def prove(
             measured = _Run(config, folder, "measured", [MEASURED_STEPS])
             speed = measured.measure(ranks[0], within_s * MEASURED_SHARE)
             steps = max(speed.own_steps, 2) if is_whole else speed.choose_steps(within_s, kills)
-            log.info("measured the speed: %d steps are going to be trained twice", steps)
+            log.info("the steps' speed has been measured: the proof trains %d steps, twice", steps)
         straight = _Run(config, folder, "straight", [steps], is_whole=is_whole)
         straight.live(ranks[0], 0)
         kill_steps, chunks = choose_kills(steps, kills, min(straight.steps_per_epoch, steps // 2), random.Random(seed))
@@ -142,12 +142,13 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
         raise WrongUse(f"{option}: expected numbers from 1 on")
     if len({*ranks}) > 1 and not config.compute.is_rank_invariant:
         raise WrongUse(
-            f"{option}: without virtual ranks, equal bytes are not promised on a different number of ranks",
+            f"{option}: without virtual ranks, a different number of ranks may compute different bytes",
             hint="--set compute.virtual_ranks=8 trains the same bytes on 1 to 8 ranks; --ranks 2 proves one number",
         )
     if len(ranks) > kills + 1:
         raise WrongUse(
-            f"{option}: a run that is killed {kills} times has {kills + 1} lives, too few for {len(ranks)} numbers",
+            f"{option}: a run that is killed {kills} times is started {kills + 1} times, too few for {len(ranks)} "
+            "different numbers of ranks",
             hint=f"raise --kills to {len(ranks) - 1}",
         )
 

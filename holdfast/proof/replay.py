@@ -45,7 +45,7 @@ def read_run_config(journal: Journal, commit: Commit, scratch: Path, trust: Trus
     if record is None:
         raise WrongUse(f"the settings of commit {commit.number} of run {journal.run!r} were lost")
     if record.fingerprint != commit.config_fingerprint:
-        raise RecordDamaged(f"commit {commit.number} was not trained with the settings in its configs/ record")
+        raise RecordDamaged(f"the settings in configs/ for commit {commit.number} aren't the settings that trained it")
     config = trust.choose(read_given(record), journal.store_url)
     if trust.config is not None:
         _warn_of_drift(record, config)
@@ -72,7 +72,7 @@ def _warn_of_drift(record: ConfigRecord, config: RunConfig) -> None:
     """Name each setting of the reader's configuration that the run was not trained with."""
     for name, (saved, current) in diff(record.identity, config.identity).items():
         if current != ABSENT and saved != ABSENT and (name, current) != ("init_from.commit", None):
-            log.warning("%s: saved %r, in your configuration %r", name, saved, current)
+            log.warning("%s differs: the run was trained with %r, and your configuration has %r", name, saved, current)
 
 
 def _count_epochs(journal: Journal, config: RunConfig, commit: Commit) -> int:
@@ -111,9 +111,9 @@ def _choose_ranks(config: RunConfig, number: int | None) -> RunConfig:
         return config
     if not compute.is_rank_invariant:
         raise WrongUse(
-            f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks: equal "
-            "bytes are not promised on a different number",
-            hint="leave --ranks out, and audit where as many ranks can train",
+            f"--ranks {number}: {counted(compute.rank_count, 'rank')} trained the steps, without virtual ranks, so a "
+            "different number of ranks may compute different bytes",
+            hint="leave --ranks out, and audit on a machine that can start as many ranks",
         )
     return config.with_ranks(number)
 

@@ -40,7 +40,8 @@ def compare_trainings(
     (trail, notes), (others, more) = one.read_trail(after, until), other.read_trail(after, until)
     if not common and not {line["step"] for line in trail} & {line["step"] for line in others}:
         raise WrongUse(
-            f"{one.label} and {other.label} can't be compared: no checkpoint is at the same step, and trails are lost",
+            f"{one.label} and {other.label} can't be compared: they have no checkpoints at the same step, and a trail "
+            "(the log of each step) is lost",
             hint="holdfast verify shows what is left of each run",
         )
     trail, others = leave_out_ends(trail, [*ends]), leave_out_ends(others, [*ends])

@@ -89,9 +89,9 @@ def convert(text: str, name: str, line: int = 0, options: Sequence[str] = ()) ->
         script = Script(name, text)
         _ = script.tree
     except SyntaxError as error:
-        raise ConfigError(f"{name}:{error.lineno}: this isn't Python: {error.msg}") from None
+        raise ConfigError(f"{name}:{error.lineno}: this isn't valid Python: {error.msg}") from None
     if "holdfast" in names_in([script.tree], ast.Load) or "holdfast.Run" in text:
-        raise ConfigError(f"{name} uses holdfast already", hint="holdfast prove tests it")
+        raise ConfigError(f"the script {name} uses holdfast already", hint="holdfast prove tests it")
     changer: _Changer | _ForeignChanger
     try:
         changer = _Changer(script, line, options)
@@ -200,7 +200,7 @@ class _Entry:
             compile(self.result.text, script.name, "exec")
         except SyntaxError as error:
             raise ConfigError(
-                f"{script.name} can't be converted: the result isn't Python at its line {error.lineno}: {error.msg}",
+                f"{script.name} can't be converted: line {error.lineno} of the result isn't valid Python: {error.msg}",
                 hint="convert it by hand: holdfast docs convert",
             ) from None
         return self.result
@@ -350,8 +350,8 @@ class _Changer(_Entry):
             start, stop = _bounds(loop)
             if stop is None and not _is_endless(loop):
                 raise ConfigError(
-                    f"{self.script.place(loop)}: this loop has no count that ends it: {ast.unparse(_head(loop))}",
-                    hint="let the loop go through range(number of steps), and convert again",
+                    f"{self.script.place(loop)}: this loop has no fixed number of steps: {ast.unparse(_head(loop))}",
+                    hint="loop over range(number of steps), and convert again",
                 )
             counter = counter_of(loop)
             is_used = counter is not None and counter in names_in(loop.body, ast.Load)
@@ -400,7 +400,8 @@ class _Changer(_Entry):
         assert isinstance(batch, ast.For)
         if function_of(batch) is not function_of(outer) or strip_wrappers(batch.iter) is not batch.iter:
             raise ConfigError(
-                f"{self.script.place(batch)}: this loop goes through the parts of an array",
+                f"{self.script.place(batch)}: this loop iterates over slices of an array, which convert can't turn "
+                "into batches",
                 hint="give the array to a DataLoader, and convert again",
             )
         parts = self.text_of(strip_wrappers(batch.iter))

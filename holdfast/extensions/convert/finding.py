@@ -82,7 +82,7 @@ class Finder:
         if not paths:
             raise ConfigError(
                 f"{self.script.name}{f':{line}' if line else ''} has no loop that calls backward() and an optimizer's "
-                "step(), itself or in functions of this file that its top calls",
+                "step(), directly or in functions that it calls in this file",
                 hint="put the function that has the loop into this file, and convert again: holdfast docs convert",
             )
         found = self._describe(paths[-1])

@@ -104,7 +104,7 @@ def _release(store: str | None, host: str, *, json: bool) -> int:
     if store is None:
         raise WrongUse(f"--release {host} needs --store", hint=f"holdfast doctor --store STORE --release {host}")
     if (release_machine := find_view("release")) is None:
-        raise WrongUse("no installed extension refuses machines")
+        raise WrongUse("no installed extension can quarantine or release machines")
     record = release_machine(open_store(store), host)
     if json:
         print_json(record.model_dump())
@@ -132,7 +132,7 @@ def _read_settings(journal: Journal) -> tuple[Determinism, Compute]:
     """Return the run's last settings of determinism, device and ranks; the defaults if the settings were lost."""
     if config := read_config(journal):
         return config.determinism, config.compute
-    journal.warn("the run's settings can't be read; this machine is examined with the default settings")
+    journal.warn("the run's settings can't be read, so this machine is examined with the default settings")
     return Determinism(), Compute()
 
 

@@ -168,7 +168,7 @@ def explain_step(journal: Journal, step: int, most: int = 5, trust: Trust = BY_D
     begin = start.step if start else 0
     settings = journal.read_config(commit.config_fingerprint)
     if settings and step in Steps.parse(read_given(settings).skip):  # the trail may be lost
-        raise WrongUse(f"step {step} of run {journal.run!r} was skipped: its batch was drawn and not trained")
+        raise WrongUse(f"step {step} of run {journal.run!r} was skipped: its batch was read, but not trained")
     trail = checkpoint.read_trail_before(journal, commit, step, WINDOW)
     log.info("training %s again, from step %d", counted(step - begin, "step"), begin)
     with ranks_at(journal, start, commit, trust) as (ranks, present):

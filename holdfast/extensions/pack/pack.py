@@ -121,7 +121,8 @@ def _check_config(commit: Commit, data: bytes) -> None:
     record = ConfigRecord.from_bytes(data, config_name(commit.config_fingerprint))
     if record.fingerprint != commit.config_fingerprint:
         raise Damage(
-            f"{config_name(commit.config_fingerprint)} holds the settings of another fingerprint, {record.fingerprint}"
+            f"{config_name(commit.config_fingerprint)} contains settings with a different fingerprint, "
+            f"{record.fingerprint}"
         )
     if conflict := find_conflict(record):
         raise Damage(f"{config_name(commit.config_fingerprint)}: {conflict}")
@@ -141,15 +142,19 @@ def unpack(tar: BinaryIO, store: Store) -> Journal:
     """
     run, name, size_bytes = _read_header(tar)
     if not re.fullmatch(r"commits/[0-9]{8}\.json", name):
-        raise Damage(f"the file is not a packed checkpoint: it begins with {name or 'nothing'}")
+        raise Damage(
+            f"the file is not a packed checkpoint: expected a commit as its first entry, found {name or 'nothing'}"
+        )
     journal = Journal(store, run)
     for kind, is_there in (("file", store.exists(run)), ("folder", bool(journal.store.list()))):
         if is_there:
-            raise WrongUse(f"there is a {kind} {run} in {store.url}", hint="unpack into another store")
+            raise WrongUse(
+                f"the store {store.url} already has a {kind} {run}", hint="unpack the file into another store"
+            )
     record = _read(tar, name, size_bytes)
     commit = Commit.from_bytes(record, name)
     if record_name("commits", commit.number) != name:
-        raise Damage(f"{name} contains the record of another commit, {commit.number}")
+        raise Damage(f"{name} contains the record of a different commit, {commit.number}")
     made: list[str] = []
     try:
         records = _copy_all(tar, journal, commit, made) | {name: record}
@@ -205,7 +210,7 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
     while not _is_at_end(header := _read_header(tar)):
         run, name, size_bytes = header
         if run != journal.run or name not in waiting:
-            raise Damage(f"{run}/{name} is not part of this packed checkpoint, or the file has it twice")
+            raise Damage(f"the packed file has an unexpected entry, or has it twice: {run}/{name}")
         waiting.remove(name)
         if name in files:
             _copy(tar, journal.place, name, size_bytes, files[name])
@@ -214,10 +219,10 @@ def _copy_all(tar: BinaryIO, journal: Journal, commit: Commit, made: list[str]) 
             records[name] = _read(tar, name, size_bytes)
     missing = sorted(waiting - optional)
     if missing:
-        raise Damage(f"the file has no {missing[0]}")
+        raise Damage(f"the packed checkpoint lacks the file {missing[0]}")
     begun = RunRecord.from_bytes(records["run.json"], "run.json")
     if (begun.run, begun.first_commit) != (journal.run, commit.number):
-        raise Damage(f"run.json isn't the record of a run {journal.run!r} that begins with commit {commit.number}")
+        raise Damage(f"the packed run.json doesn't say that run {journal.run!r} begins with commit {commit.number}")
     if config_name(commit.config_fingerprint) in records:
         _check_config(commit, records[config_name(commit.config_fingerprint)])
     return records
@@ -239,7 +244,7 @@ def _read_header(tar: BinaryIO) -> tuple[str, str, int]:
     except (tarfile.HeaderError, UnicodeDecodeError) as error:
         raise Damage(f"the file is not a packed checkpoint: {error}") from None
     if info.type != tarfile.REGTYPE or info.linkname:
-        raise Damage(f"{info.name!r} is not a plain file but a link, a device or the like")
+        raise Damage(f"{info.name!r} is a link, a device or the like: expected a plain file")
     name = re.fullmatch(rf"({PART})/((?:{PART}/)?{PART})", info.name)
     if name is None or info.size < 0:
         raise Damage(f"{info.name!r} is not a file of a run")
@@ -252,7 +257,7 @@ def _is_at_end(header: tuple[str, str, int]) -> bool:
 
 def _read(tar: BinaryIO, name: str, size_bytes: int) -> bytes:
     if size_bytes > MAX_RECORD_BYTES:
-        raise Damage(f"{name} claims {size_bytes} bytes; a record has at most {MAX_RECORD_BYTES}")
+        raise Damage(f"the packed record {name} has {size_bytes} bytes, but a record has at most {MAX_RECORD_BYTES}")
     return b"".join(_file_bytes(tar, name, size_bytes))
 
 

@@ -106,14 +106,14 @@ def make_plan(journal: Journal, config: RunConfig | None) -> Plan:
     newest = journal.newest()
     if newest is None:
         raise WrongUse(
-            f"run {journal.run!r} has no commit that counts",
+            f"run {journal.run!r} has no commit yet that counts",
             hint="train until the first commit, which records how long a save takes: at most "
             f'{FIRST_STEPS} steps with chunk = "auto"',
         )
     measured = measure_costs(read_costs(journal))
     if measured is None:
         raise WrongUse(
-            f"the newest commits of run {journal.run!r} don't say how long their steps and saves took",
+            f"the newest commits of run {journal.run!r} have no record of how long their steps and saves took",
             hint="train one more chunk: its commit records both",
         )
     losses = read_losses(journal)

@@ -45,8 +45,9 @@ def _roll_back(journal: Journal, hold: AttemptRecord) -> None:
     verdict = read_verdict(journal, commit) if commit else None
     if verdict is None or verdict.kind != "machine":
         raise WrongUse(
-            f"run {journal.run!r} can't be rolled back: the audits on record no longer name a machine",
-            hint="holdfast show has their verdict; without --rollback the run continues as it is",
+            f"run {journal.run!r} can't be rolled back, because its audits no longer blame a machine",
+            hint="holdfast show prints their verdict; holdfast release without --rollback continues the run from its "
+            "newest commit",
         )
     print(roll_back(journal, verdict))
     journal.check_held(journal.attempts())

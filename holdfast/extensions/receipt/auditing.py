@@ -100,7 +100,8 @@ def audit_receipt(
     replayable = [each for each in own if not (each.parent and journal.is_pruned(each.parent))]
     if not replayable:
         raise WrongUse(
-            f"no commit of run {journal.run!r} can be trained again: the checkpoint before each commit was pruned",
+            f"no commit of run {journal.run!r} can be trained again, because for each commit the checkpoint before it "
+            "was pruned",
             hint="retention.keep_every keeps checkpoints for such audits",
         )
     chosen = choose_chunks(replayable, chunks, seed)

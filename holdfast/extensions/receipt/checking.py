@@ -64,8 +64,8 @@ def check_weights(journal: Journal, receipt: Receipt, commit: Commit) -> str:
     if part is None:
         if damaged := checkpoint.verify(journal.store, commit):
             raise CheckpointDamaged(
-                f"checkpoint {commit.path} is not the signed one: {'; '.join(map(str, damaged))}",
-                hint="don't use this checkpoint; ask the receipt's signer for the right one",
+                f"checkpoint {commit.path} isn't the checkpoint that the receipt signs: {'; '.join(map(str, damaged))}",
+                hint="don't use this checkpoint; ask the receipt's signer for the signed checkpoint",
                 files=[vars(damage) for damage in damaged],
             )
         return ""

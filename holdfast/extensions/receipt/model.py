@@ -59,7 +59,9 @@ def hash_files(model: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{error.filename or model} can't be read: {error.strerror}") from None
     if not files:
-        raise ConfigError(f"there is no file in {model}", hint="holdfast export writes the weights into this folder")
+        raise ConfigError(
+            f"the folder {model} contains no files", hint="holdfast export writes the weights into this folder"
+        )
     return files
 
 
@@ -83,12 +85,12 @@ def _check_kind(path: Path) -> int:
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{path} can't be signed: its name is not UTF-8", hint="rename it") from None
+        raise ConfigError(f"{path} can't be signed, because its name is not UTF-8", hint="rename the file") from None
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = "a link" if stat.S_ISLNK(mode) else "no file"
         raise ConfigError(
-            f"{path} can't be signed: it is {kind}", hint="put a file in its place, or name a different path"
+            f"{path} can't be signed, because it is {kind}", hint="put a file in its place, or name a different path"
         )
     return mode
 

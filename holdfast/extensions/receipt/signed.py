@@ -137,7 +137,8 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
     line = list_line(journal, commit.number)
     if quarantined := {each.number for each, _ in line} & {*journal.numbers("quarantine")}:
         raise WrongUse(
-            f"commit {min(quarantined)} of run {journal.run!r} is quarantined: no audit would accept the receipt",
+            f"commit {min(quarantined)} of run {journal.run!r} is quarantined, so its receipt would never pass "
+            "holdfast verify",
             hint="holdfast verify lists the commits that count",
         )
     links, attempts = describe_line(journal, line)
@@ -156,7 +157,7 @@ def describe_commit(journal: Journal, commit: Commit, model: Path | None = None,
     others = find_others(journal, commit, files, part)
     if others is None:
         raise ConfigError(
-            f"no file of {model} has the weights of {f'{part} in ' if part else ''}commit {commit.number}",
+            f"no file in {model} contains the weights of {f'{part} in ' if part else ''}commit {commit.number}",
             hint="sign files that holdfast export wrote as safetensors or transformers, with the same --part",
         )
     return Told(model.resolve().name, files, others, chain)
@@ -228,14 +229,19 @@ def find_others(journal: Journal, commit: Commit, files: dict[str, str], part: s
 
 def refuse_receipt(problem: str) -> NoReturn:
     """Raise NotTrusted, with the reason why a receipt can't be trusted."""
-    raise NotTrusted(f"the receipt: {problem}", hint="don't trust this checkpoint; ask the receipt's signer")
+    raise NotTrusted(
+        f"the receipt can't be trusted: {problem}",
+        hint="don't trust this checkpoint; ask the person who signed the receipt",
+    )
 
 
 def _state(name: str, files: dict[str, str], chain: Chain) -> bytes:
     try:
         return dump_json(state_model(name, files, **{CHAIN_TYPE: chain.model_dump(mode="json")}))
     except rfc8785.CanonicalizationError as error:
-        raise RecordDamaged(f"a receipt can't state what the run's records say: {error}") from None
+        raise RecordDamaged(
+            f"no receipt can be written, because the run's records contain an impossible value: {error}"
+        ) from None
 
 
 def _is_plain_base64(text: str) -> bool:

@@ -98,9 +98,13 @@ def _find_way(folder: Path, store: Store) -> str:
 
 def _write(path: Path, page: str) -> None:
     if path.is_dir():
-        raise WrongUse(f"{path} is a folder", hint="-o FILE names the file to write")
+        raise WrongUse(
+            f"{path} is a folder: expected the name of an output file", hint="-o FILE names the file to write"
+        )
     if not path.parent.is_dir():
-        raise WrongUse(f"there is no folder {path.parent}", hint="-o FILE names the file to write")
+        raise WrongUse(
+            f"the folder {path.parent} for the output file doesn't exist", hint="-o FILE names the file to write"
+        )
     try:
         LocalStore(str(path.parent)).replace(path.name, page.encode())
     except StoreError as error:

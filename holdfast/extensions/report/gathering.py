@@ -236,7 +236,7 @@ class Gatherer:
             return str(error)
         if isinstance(record, Commit):
             if record.number != number:
-                return f"{name} contains the record of another commit, {record.number}"
+                return f"{name} contains the record of a different commit, {record.number}"
             self._hashes[number] = hashlib.sha256(data).hexdigest()
         return record
 

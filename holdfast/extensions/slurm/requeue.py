@@ -82,8 +82,8 @@ def _warn_of_cgroups(config: RunConfig) -> None:
     if not tracks_by_cgroups():
         return
     log.info(
-        "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too, before they can "
-        "save; a save is made every chunk, and chunk.steps sets its length"
+        "this Slurm tracks processes by cgroups: a kill of this command also kills the ranks before they can save, so "
+        "the steps since the last chunk's end would be lost; chunk.steps sets a chunk's length"
     )
 
 

@@ -218,7 +218,7 @@ def test_show_names_and_saves_what_a_run_has_shown(
     assert found == {"name": "best", "type": "text/plain", "step": 20, "epoch": 2}
     damage(f"{store}/shows", "shown/00000002.jsonl")
     assert run_app(app, ["show", f"{store}/shows"]) == 0
-    assert "shown/00000002.jsonl differs from commit 2" in capsys.readouterr().out
+    assert "shown/00000002.jsonl and commit 2 contradict each other" in capsys.readouterr().out
 
 
 def test_verify_finds_damage(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +364,7 @@ def test_a_packed_checkpoint_is_unpacked_as_a_run(
     assert run_app(app, ["verify", f"{other}/long"]) == 0
     assert "1 checkpoint and " in capsys.readouterr().out
     assert run_app(app, ["unpack", out, other]) == 1
-    assert "there is a folder long in" in capsys.readouterr().err
+    assert "already has a folder long" in capsys.readouterr().err
 
 
 def test_pack_refuses_an_existing_file_before_reading(
@@ -410,7 +410,7 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
     assert out.count("key id   ") == 2
     assert f"public   {tmp_path}/mine.pub  for resume.trusted_keys, and holdfast verify --key" in out
     assert run_app(app, ["keygen", str(tmp_path / "mine")]) == 1
-    assert "exists; a key is never overwritten" in capsys.readouterr().err
+    assert "exists, and keygen never overwrites a key" in capsys.readouterr().err
 
     train(make_line(open_store(str(tmp_path)), "signed", signing_key=load_signing_key(str(tmp_path / "mine"))))
     run = f"{tmp_path}/signed"
@@ -438,10 +438,10 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
         (["pin", "{run}", "epoch-0009", "--off"], "run 'long' has no commit epoch-0009"),
         (["pin", "{store}/none", "1"], "there is no run 'none' in"),
         (["prune", "{store}/none"], "there is no run 'none' in"),
-        (["pack", "{run}"], "expected [COMMIT] OUT.tar after the run"),
-        (["pack", "{run}", "1", "2", "3"], "expected [COMMIT] OUT.tar after the run"),
+        (["pack", "{run}"], "expected a commit and OUT.tar after the run: RUN [COMMIT] OUT.tar"),
+        (["pack", "{run}", "1", "2", "3"], "expected a commit and OUT.tar after the run: RUN [COMMIT] OUT.tar"),
         (["pack"], "RUN requires an argument"),
-        (["pack", "{store}/begun", "{store}/out.tar"], "run 'begun' has no commit that counts"),
+        (["pack", "{store}/begun", "{store}/out.tar"], "run 'begun' has no commit yet that counts"),
         (["pack", "{store}/none", "{store}/out.tar"], "there is no run 'none' in"),
         (["unpack", "{store}/none.tar", "{store}"], "none.tar can't be read: No such file or directory"),
         (["unpack", "{store}", "{store}"], "can't be read: Is a directory"),
@@ -451,8 +451,8 @@ def test_keys_are_made_and_commits_verified_with_them(tmp_path: Path, capsys: py
         (["verify", "{run}", "--key"], "--key requires an argument"),
         (["verify", "{run}", "--deeper"], "--deeper"),
         (["show", "nowhere/run"], "there is no run 'run' in"),
-        (["show", "/"], "is not a run"),
-        (["show", "--store", "http://host"], "http:// is not known to create a file only if its name is free"),
+        (["show", "/"], "doesn't name a run"),
+        (["show", "--store", "http://host"], "http:// isn't known to create a file only if its name is free"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_1(
@@ -537,9 +537,9 @@ def test_a_run_without_a_store_is_in_the_default_store(
     assert "there is no run 'b' in" in capsys.readouterr().err
     for name in (".", "..", ""):
         assert run_app(app, ["show", name]) == 1
-        assert f"{name!r} is not a run" in capsys.readouterr().err
+        assert f"{name!r} doesn't name a run" in capsys.readouterr().err
     assert run_app(app, ["pack", "s3://bucket", "a.tar"]) == 1
-    assert "'s3://bucket' is not a run" in capsys.readouterr().err
+    assert "'s3://bucket' doesn't name a run" in capsys.readouterr().err
 
 
 def test_show_names_the_attempt_that_has_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

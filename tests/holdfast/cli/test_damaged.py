@@ -165,7 +165,7 @@ def test_a_run_of_a_later_version_hides_no_other(store: Path, capsys: pytest.Cap
     write_later_format(make_line(LocalStore(str(store)), "later").journal)
     exit_code, printed = tell(store, ("runs", "{store}"), capsys)
     assert exit_code == 1
-    assert "run later: run 'later' has format" in printed
+    assert "run later: run 'later' is stored in format" in printed
     assert "30 of 30" in printed
 
 
@@ -174,7 +174,7 @@ def test_verify_names_a_link_and_checks_the_rest(store: Path, capsys: pytest.Cap
         DAMAGES["a loop of links"](store / "run" / name)
     exit_code, printed = tell(store, ("verify", "{run}"), capsys)
     assert exit_code == 2
-    assert printed.count("is a symbolic link; a run holds none") == 3
+    assert printed.count("is a symbolic link; a run must not contain one") == 3
     assert "3 problems" in printed
 
 

@@ -458,10 +458,10 @@ def test_a_run_without_attempts_has_no_life(folder: Path, capsys: pytest.Capture
         (["runs/none"], 1, "there is no run 'none' in"),
         (["runs/a", "runs/none"], 1, "'runs/none' is not a .toml file"),
         (["runs/a", "none.toml"], 1, "there is no configuration none.toml"),
-        (["runs/begun", "a.toml"], 1, "run 'begun' has no settings on record"),
+        (["runs/begun", "a.toml"], 1, "run 'begun' has no record of its settings"),
         (["runs/a", "typo.toml"], 1, "unknown key settings.hiden"),
         (["runs/a", "gone.toml"], 1, "recipe 'no_such:build': there is no module no_such"),
-        (["runs/lost", "a.toml"], 2, "the settings that commit 1 was trained with are lost"),
+        (["runs/lost", "a.toml"], 2, "the settings that trained commit 1 are lost"),
     ],
 )
 def test_wrong_use_is_one_line(

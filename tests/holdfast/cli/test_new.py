@@ -82,7 +82,7 @@ def test_what_exists_is_not_overwritten(folder: Path, taken: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["../mine"], "'../mine' can't name a run and a file"),
+        (["../mine"], "'../mine' can't be the name of both a run and a file"),
         (["mine", "--loop", "--trainer"], "found --loop and --trainer"),
         (["torch"], "torch is the name of a Python package"),
         (["json", "--loop"], "json is the name of a Python package"),

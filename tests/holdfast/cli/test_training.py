@@ -164,7 +164,8 @@ def test_told_to_end_it_saves_and_the_same_command_finishes(
 def test_a_pool_that_is_not_used_is_named(start: Start) -> None:
     _, err = start("--set", "where=gpu", "--set", "epochs=1").communicate(timeout=COMMAND_WITHIN_S)
     assert (
-        "warning: where = 'gpu': holdfast train trains on this machine; python -m flows.train uses the work pool"
+        "warning: where = 'gpu' has no effect: holdfast train always trains on this machine; "
+        "python -m flows.train uses the work pool"
     ) in err
 
 

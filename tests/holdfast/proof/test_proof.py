@@ -77,9 +77,13 @@ def test_a_proof_has_enough_steps_however_slow_and_no_more_than_the_run() -> Non
 @pytest.mark.parametrize(
     ("ranks", "virtual", "said"),
     [
-        ([1, 2], 0, r"--ranks 1,2: without virtual ranks, equal bytes are not promised on a different number of ranks"),
+        ([1, 2], 0, r"--ranks 1,2: without virtual ranks, a different number of ranks may compute different bytes"),
         ([1, 0], 8, r"--ranks 1,0: expected numbers from 1 on"),
-        ([1, 2, 4, 8], 8, r"--ranks 1,2,4,8: a run that is killed 2 times has 3 lives, too few for 4 numbers"),
+        (
+            [1, 2, 4, 8],
+            8,
+            r"--ranks 1,2,4,8: a run that is killed 2 times is started 3 times, too few for 4 different numbers",
+        ),
     ],
 )
 def test_numbers_of_ranks_that_prove_nothing_are_refused(ranks: list[int], virtual: int, said: str) -> None:

@@ -136,12 +136,12 @@ def test_lost_records_are_named_and_the_rest_is_compared(folder: Path, capsys: C
     ("arguments", "error"),
     [
         (["runs/a"], "other"),
-        (["runs/a", "runs/none"], "there is no run and no store 'runs/none'"),
+        (["runs/a", "runs/none"], "'runs/none' is neither a run nor a store"),
         (["runs/a@7", "runs/b"], "run 'a' has no commit 7"),
         (["runs/a@", "runs/b"], "'runs/a@' is not a commit of a run"),
         (["runs@3", "runs/b"], "'runs@3' is not a commit of a run"),
-        (["runs/a", "runs/begun"], "run 'begun' has no commit that counts"),
-        (["runs/a", "runs/apart"], "a and apart can't be compared: no checkpoint is at the same step"),
+        (["runs/a", "runs/begun"], "run 'begun' has no commit yet that counts"),
+        (["runs/a", "runs/apart"], "a and apart can't be compared: they have no checkpoints at the same step"),
     ],
 )
 def test_wrong_use_is_one_line(folder: Path, capsys: Capture, arguments: list[str], error: str) -> None:

@@ -178,9 +178,9 @@ def test_another_loop_can_be_chosen() -> None:
     ("text", "message"),
     [
         ("print(1)\n", "s.py has no loop that calls backward"),
-        ("def f(:\n", "s.py:1: this isn't Python"),
-        ("import holdfast\nholdfast.Run\n", "s.py uses holdfast already"),
-        ("while go():\n    loss.backward()\n    optimizer.step()\n", "s.py:1: this loop has no count that ends it"),
+        ("def f(:\n", "s.py:1: this isn't valid Python"),
+        ("import holdfast\nholdfast.Run\n", "the script s.py uses holdfast already"),
+        ("while go():\n    loss.backward()\n    optimizer.step()\n", "s.py:1: this loop has no fixed number of steps"),
     ],
 )
 def test_a_script_without_such_a_loop_is_refused(text: str, message: str) -> None:

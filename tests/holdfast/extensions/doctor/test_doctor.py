@@ -251,7 +251,7 @@ def test_control_characters_in_a_record_do_not_reach_the_terminal(
     [
         ("{store}/none", "there is no run 'none' in {store}"),
         ("none", "there is no run 'none' in"),
-        ("/", "'/' is not a run"),
+        ("/", "'/' doesn't name a run"),
         ("{store}/begun", "run 'begun' has no attempt yet"),
     ],
 )

@@ -213,6 +213,6 @@ def test_a_negative_size_is_refused(good: bytes, store: LocalStore) -> None:
 
 
 def test_a_later_format_is_refused(good: bytes, store: LocalStore) -> None:
-    with pytest.raises(WrongUse, match="has format 2"):
+    with pytest.raises(WrongUse, match="is stored in format 2"):
         unpacked(rebuilt(good, begun(format=2)), store)
     assert store.list() == []

@@ -64,7 +64,7 @@ def test_the_signature_is_packed(store: LocalStore, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["run.json", "a file", "epoch-0001/checkpoint.safetensors"])
 def test_an_existing_folder_is_not_touched(good: bytes, store: LocalStore, name: str) -> None:
     store.create(f"run/{name}", b"mine")
-    with pytest.raises(WrongUse, match="there is a folder run in"):
+    with pytest.raises(WrongUse, match="already has a folder run"):
         unpacked(good, store)
     assert contents(store.root) == {f"run/{name}": b"mine"}
 

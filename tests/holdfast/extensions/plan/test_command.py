@@ -34,12 +34,12 @@ def test_plan_shows_costs_losses_and_the_best_chunks(tmp_path: Path, capsys: pyt
     run = f"{tmp_path}/run"
     assert run_app(app, ["plan", run]) == 1
     assert (
-        "no commit that counts\nhint: train until the first commit, which records how long a save takes"
+        "no commit yet that counts\nhint: train until the first commit, which records how long a save takes"
         in capsys.readouterr().err
     )
     train(line)
     assert run_app(app, ["plan", run]) == 1
-    assert "don't say how long their steps and saves took" in capsys.readouterr().err
+    assert "have no record of how long their steps and saves took" in capsys.readouterr().err
     took = {"train_s": 5.0, "stall_s": 2.0, "save_s": 4.0, "restart_s": 20.0}
     line.commit(save_next(line).model_copy(update=took), "chunk")
     line.journal.end_attempt(1, Ending("rank_crashed", step=head_step(line)))

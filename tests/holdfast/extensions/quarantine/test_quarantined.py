@@ -102,7 +102,7 @@ def test_a_checkpoint_of_a_faulty_machine_is_not_adopted(
     resume(line)
     assert line.head
     assert line.head.number == (2 if is_adopted else 1)
-    refusal = f"step {saved.step} ({saved.path}) is not adopted, and trained again: a quarantined machine may have"
+    refusal = f"the checkpoint of step {saved.step} ({saved.path}) is not adopted, so its steps are trained again: "
     assert (refusal in caplog.text) is not is_adopted
     if not is_adopted:
         assert train(line).path != saved.path, "another folder has the step now"

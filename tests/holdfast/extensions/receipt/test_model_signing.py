@@ -154,7 +154,7 @@ def test_weights_that_were_tuned_in_secret_are_not_signed(journal: Journal, mode
     tuned = load_file(model / "model.safetensors")
     tuned["first"][0] += 1
     save_file(tuned, model / "model.safetensors")
-    with pytest.raises(ConfigError, match="has the weights of pair in commit 2"):
+    with pytest.raises(ConfigError, match="contains the weights of pair in commit 2"):
         describe_commit(journal, journal.read_commit(2), model, "pair")
 
 
@@ -186,16 +186,16 @@ def test_what_cannot_be_signed_is_named(journal: Journal, model: Path, tmp_path:
 
     assert "can't be read: No such file" in problem(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    assert "there is no file in" in problem(tmp_path / "empty")
+    assert "contains no files" in problem(tmp_path / "empty")
     assert "no weights named critic" in problem(model, "critic")
-    assert "has the weights of commit 2" in problem(model, "")
+    assert "contains the weights of commit 2" in problem(model, "")
     (tmp_path / "link").symlink_to(model)
     assert "it is a link" in problem(tmp_path / "link")
     (model / "linked").symlink_to("docs.md")
-    assert "linked can't be signed: it is a link" in problem(model)
+    assert "linked can't be signed, because it is a link" in problem(model)
     (model / "linked").unlink()
     os.mkfifo(model / "pipe")
-    assert "pipe can't be signed: it is no file" in problem(model)
+    assert "pipe can't be signed, because it is no file" in problem(model)
     (model / "pipe").unlink()
     (Path(os.fsdecode(os.fsencode(model) + b"/\xff"))).touch()
     assert "its name is not UTF-8" in problem(model)

@@ -57,9 +57,9 @@ def test_damage_is_shown_and_said(store: Path, tmp_path: Path, capsys: pytest.Ca
         ((), "expected a run, several runs or a store"),
         (("{store}/nowhere",), "there is no run 'nowhere'"),
         (("{store}", "{store}/a"), "is a store, and a report of a store takes no further names"),
-        (("{store}/later",), "run 'later' has format 99"),
+        (("{store}/later",), "run 'later' is stored in format 99"),
         (("{store}/a", "-o", "{store}"), "is a folder"),
-        (("{store}/a", "-o", "{store}/no/where.html"), "there is no folder"),
+        (("{store}/a", "-o", "{store}/no/where.html"), "for the output file doesn't exist"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -70,7 +70,7 @@ def make_config(folder: Path, **supervision: int) -> RunConfig:
         (0, [""], Superseded("by attempt 2"), "owns the run"),  # the ending is another attempt's affair
         (1, [""], Superseded("claimed a moment ago"), "owns the run"),
         (0, [""], RunGone("moved"), "moved or deleted"),
-        (2, ["rank_crashed"] * 3, RankDied("gone"), "3 attempts in a row failed"),
+        (2, ["rank_crashed"] * 3, RankDied("gone"), "3 attempts in a row failed, and committed no step"),
         (0, ["superseded"], RankDied("gone"), "owns the run"),
     ],
 )
@@ -86,7 +86,7 @@ def test_lost_machines_have_the_budget_of_supervision(tmp_path: Path) -> None:
     assert find_refusal(make_config(tmp_path, max_preemptions=2), Slurm(), journal, 1, JOB, SystemExit(143)) is None
     found = find_refusal(make_config(tmp_path, max_preemptions=1), Slurm(), journal, 1, JOB, SystemExit(143))
     assert found
-    assert "2 machines were lost, and supervision.max_preemptions is 1" in found
+    assert "the run has lost 2 machines, and supervision.max_preemptions allows 1" in found
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
         with surrounded(config):
             await_equal(lambda: any(each.name == "slurm" for each in threading.enumerate()), False)
     lines = [each for each in caplog.messages if "cgroups" in each]
-    told = "this Slurm tracks processes by cgroups: if this command is killed, it kills the ranks, too"
+    told = "this Slurm tracks processes by cgroups: a kill of this command also kills the ranks"
     assert lines == ([f"{told}, before they can save; {said}"] if said else [])
 
 

@@ -75,10 +75,10 @@ def test_lost_records_end_with_exit_code_2(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["none"], "there is no run and no store 'none'"),
+        (["none"], "'none' is neither a run nor a store"),
         (["runs/long", "--every", "0"], "--every 0: expected at least 0.2 seconds"),
         (["runs/long", "--every", "nan"], "--every nan: expected at least 0.2 seconds"),
-        (["runs/later"], "run 'later' has format 9; this version reads up to 1"),
+        (["runs/later"], "run 'later' is stored in format 9; this version of Holdfast reads formats up to 1"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -137,7 +137,9 @@ def test_no_run_and_a_run_of_a_later_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunUnknown):
         RunReader(Journal(open_store(str(tmp_path)), "none")).begin()
     write_later_format(make_long_run(str(tmp_path), "later", 1))
-    with pytest.raises(WrongUse, match="run 'later' has format 9; this version reads up to 1"):
+    with pytest.raises(
+        WrongUse, match="run 'later' is stored in format 9; this version of Holdfast reads formats up to 1"
+    ):
         RunReader(Journal(open_store(str(tmp_path)), "later")).begin()
 
 
