@@ -80,9 +80,10 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     """
     entries = [entry.strip() for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     if is_split and not entries:
-        hint = "CUDA_VISIBLE_DEVICES=MIG-...,MIG-... names the parts for the workers; nvidia-smi -L lists them"
+        hint = "name the partitions: CUDA_VISIBLE_DEVICES=MIG-...,MIG-...; nvidia-smi -L lists them"
         raise ConfigError(
-            f"GPUS={asked}: a GPU is partitioned with MIG, and only the parts of a partitioned GPU can train", hint=hint
+            f"GPUS={asked}: a GPU is partitioned with MIG, so a worker needs the name of one of its partitions",
+            hint=hint,
         )
     if asked == "all" and not entries:
         hint = "make up GPUS=2 starts a worker for each of two GPUs"
@@ -91,7 +92,7 @@ def _plan_unseen(asked: str, *, is_split: bool) -> WorkerPlan:
     if entries and number > len(entries):
         shown = ",".join(entries)
         raise ConfigError(
-            f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} names only {len(entries)}",
+            f"GPUS={asked}: CUDA_VISIBLE_DEVICES={shown} names {len(entries)} of them only",
             hint="make up GPUS=all takes all GPUs",
         )
     chosen = entries or [str(index) for index in range(number)]

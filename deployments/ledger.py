@@ -86,7 +86,7 @@ def check_owner(ledger: ProcessLedger) -> None:
         checkout = entry.get("checkout", "")
         if checkout != str(ROOT) and ledger.is_alive(name) and Path(checkout or "/nowhere").is_dir():
             raise ConfigError(
-                f"{name} is up already, started from {checkout}, not from {ROOT}",
+                f"{name} is running already, started from the checkout {checkout}, not from {ROOT}",
                 hint=f"make -C {shlex.quote(checkout)} down ends it; "
                 "HOLDFAST_STATE=/another/folder make up starts servers and pools for this checkout alone",
             )
@@ -106,7 +106,7 @@ def check_current(ledger: ProcessLedger) -> None:
                 if checkout
                 else ("started by an earlier version, without authentication")
             )
-            raise ConfigError(f"{name} is up already, started {was}", hint="run make down, then try again")
+            raise ConfigError(f"{name} is running already, started {was}", hint="run make down, then try again")
 
 
 def own_temporary() -> str:
@@ -234,5 +234,7 @@ def await_ready(what: str, is_ready: Callable[[], bool], ledger: ProcessLedger, 
         if not ledger.is_alive(name):
             raise RunStopped(f"{what} has ended before it was ready", hint=f"{log} has its output")
         if time.monotonic() > deadline:
-            raise RunStopped(f"{what} did not start within {READY_WITHIN_S:.0f} s", hint=f"{log} has its output")
+            raise RunStopped(
+                f"{what} was not ready within {READY_WITHIN_S:.0f} s of its start", hint=f"{log} has its output"
+            )
         time.sleep(0.1)

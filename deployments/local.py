@@ -192,7 +192,8 @@ def up(*, postgres: bool = False, gpus: str = "", recipes: str = "") -> None:
         if ledger.is_alive("server") and ledger.known["server"]["postgres"] != postgres:
             has, asked = ("a file", "Postgres") if postgres else ("Postgres", "a file")
             raise ConfigError(
-                f"a server is already up with its data in {has}, not in {asked}", hint="run make down, then try again"
+                f"a Prefect server is already running; its database is {has}, and this command would use {asked}",
+                hint="run make down, then try again",
             )
         url = start_server(ledger, start_postgres(ledger) if postgres else "")
         with temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: own_auth(ledger)}):

@@ -34,7 +34,7 @@ def start_postgres(ledger: ProcessLedger) -> str:
         )  # fmt: skip
         if made.returncode:
             password_file.unlink()
-            raise RunStopped(f"initdb failed: {made.stderr.strip()}")
+            raise RunStopped(f"Postgres can't create its database (initdb failed): {made.stderr.strip()}")
     port = ledger.known.get("postgres", {}).get("port")
     if not ledger.is_alive("postgres"):
         port = choose_port(port)
@@ -63,7 +63,7 @@ def find_postgres() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
     on_path = shutil.which("initdb")
     if not found and on_path is None:
-        raise ConfigError("POSTGRES=1: Postgres is not installed", hint="apt-get install postgresql")
+        raise ConfigError("make up POSTGRES=1 needs Postgres, which isn't installed", hint="apt-get install postgresql")
     return found[-1].parent if found else Path(str(on_path)).parent
 
 

@@ -84,7 +84,10 @@ def audit(
         RunStopped: a commit could not be audited for another reason. All other commits were audited.
     """
     if (commit or from_commit is not None or is_asked) and not (run and commit):
-        raise ConfigError("commit, from_commit and is_asked need a run and a commit", hint="give both run and commit")
+        raise ConfigError(
+            "the flow audit has a commit, from_commit or is_asked, but not both run and commit",
+            hint="set its parameters run and commit",
+        )
     check_on_fault(on_fault)
     consequences = {"on_fault": on_fault, "configs": configs}
     if is_asked and not _is_ours(store, run, commit, from_commit, tries, consequences):
@@ -122,7 +125,7 @@ def audit(
             hint=f"to audit one commit again: holdfast audit {store}/<run> --commit <number>",
         )
     if failed:
-        raise RunStopped(f"not audited: {', '.join(failed)}")
+        raise RunStopped(f"these commits were not audited: {', '.join(failed)}")
     return audits
 
 

@@ -35,7 +35,7 @@ def expand(config: RunConfig, grid: Mapping[str, Sequence[Any]]) -> list[RunConf
         configs.append(parse_config(fields, where="the sweep"))
     names = [each.run for each in configs]
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"the sweep would train run {double} twice", hint="give each value once")
+        raise ConfigError(f"the sweep's values would train run {double} twice", hint="give each value once")
     return configs
 
 

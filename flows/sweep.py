@@ -46,7 +46,10 @@ def sweep(
     """
     configs = expand(config, grid)
     if pin_best and config.retention.keep_best is None:
-        raise ConfigError("pin_best needs a metric", hint='retention.keep_best = {"metric": "avg_loss"}')
+        raise ConfigError(
+            "the sweep has pin_best, but no metric that says which checkpoint is the best",
+            hint="set retention.keep_best.metric, for example to avg_loss",
+        )
     failed = _train_here(configs) if config.where == "here" else _train_on_pool(configs, at_once)
     rows = read_all(_make_row, configs, [grid] * len(configs))
     if pin_best and config.retention.keep_best is not None and not failed:

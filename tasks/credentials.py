@@ -36,9 +36,9 @@ def open_state(folder: Path, what: str = "state folder", hint: str = CHOOSE) -> 
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise ConfigError(f"the {what} {folder} can't be made: {error.strerror}", hint=hint) from None
+        raise ConfigError(f"the {what} {folder} can't be created: {error.strerror}", hint=hint) from None
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"the {what} {folder} belongs to user {found.st_uid}, not to you", hint=hint)
+        raise ConfigError(f"the {what} {folder} belongs to the user with the id {found.st_uid}, not to you", hint=hint)
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
     for path in folder.iterdir():  # an earlier version wrote some files with the default permissions

@@ -92,7 +92,7 @@ def start_attempt(
             )
         except ObjectNotFound:
             raise ConfigError(
-                f'where = "{config.where}": there is no deployment attempt/{config.where}',
+                f'where = "{config.where}": Prefect\'s server has no deployment attempt/{config.where}',
                 hint="`make up` creates one on this machine; deployments/prefect.yaml lists all deployments",
             ) from None
         if not flow_run.state or not flow_run.state.is_final():
@@ -155,7 +155,7 @@ def refresh(flow_run: FlowRun, watch: ProcessWatch) -> FlowRun:
     if verdict is not ProcessVerdict.LOST:
         return found
     lost = state_of_lost(state, watch.silent_s)
-    log.warning("%s is %s, but lost: %s", found.name, state.name, lost.message)
+    log.warning("the flow run %s is in the state %s, but its process is lost: %s", found.name, state.name, lost.message)
     ask_server(lambda client: client.set_flow_run_state(found.id, lost, force=True))
     return ask_server(lambda client: client.read_flow_run(found.id))
 
@@ -251,8 +251,8 @@ def choose_number(config: RunConfig, number: int) -> int:
     is_retried = context is not None and context.flow_run is not None and context.flow_run.run_count > 1
     if is_retried and journal.has_attempt(number):
         raise RunStopped(
-            f"attempt {number} of run {config.run!r} has begun before, and an attempt can begin only once",
-            hint="start or retry train: train continues the run with a new attempt",
+            f"attempt {number} of run {config.run!r} can't begin a second time",
+            hint="start or retry the flow train, which continues the run with a new attempt",
         )
     return number
 

@@ -63,7 +63,10 @@ class Supervisor:
         """
         live = pool.find_live_attempt(self.config)
         if live is not None and gives_others(self.journal, self.config):
-            log.warning("%s trains with different settings; the next attempt checks the new settings", live.name)
+            log.warning(
+                "the flow run %s trains the run with different settings; the next attempt checks the new settings",
+                live.name,
+            )
         while (action := choose_action(self._know(live), self.config.supervision)).ending is None:
             if self._seen.refusals:
                 log.info("%s; the next try is in %.0f s", self._refusal, action.wait_s)
@@ -92,7 +95,7 @@ class Supervisor:
     def _watch(self, flow_run: FlowRun, *, was_cancelled: bool) -> None:
         """Wait until an attempt has ended, and record its ending for the next action."""
         number = flow_run.parameters["number"]
-        log.info("attempt %d at work: %s", number, url_for(flow_run) or flow_run.name)
+        log.info("attempt %d is running: %s", number, url_for(flow_run) or flow_run.name)
         flow_run = await_attempt(flow_run, self.config.resume.stop_within_s)
         is_dead = flow_run.state is not None and flow_run.state.is_crashed()
         if is_dead:

@@ -134,7 +134,7 @@ def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prune_by_policy(journal_of(copied), Retention(keep_last=2), STEPS_PER_EPOCH)
-    of_no_ancestor = "commit 3 of run 'toy' doesn't continue from that commit"
+    of_no_ancestor = "commit 3 of run 'toy' doesn't continue from commit"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
     for number, start, error, hint in (
         ("3", "3", f"--from 3: {of_no_ancestor}", "give an ancestor of commit 3, or 0 for the beginning of the run"),

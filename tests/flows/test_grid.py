@@ -36,7 +36,7 @@ def test_a_sweep_sets_tables_that_are_missing() -> None:
         ({"sede": [1]}, "unknown key sede"),
         ({"epochs": [0]}, "epochs = 0"),
         ({"seed": [1, 1]}, "toy-seed-1 twice"),
-        ({"seed.x": [1]}, "seed is a value, not a table"),
+        ({"seed.x": [1]}, "seed is a single value, so it has no keys"),
     ],
 )
 def test_a_wrong_grid_is_refused(grid: dict[str, list[object]], message: str) -> None:

@@ -100,7 +100,10 @@ def test_up_and_down_can_be_repeated(local: Local) -> None:
         assert secret not in path.read_bytes(), path  # the secret is neither in the job templates nor in a log
     other = local.run("up", "--postgres")
     assert other.returncode == 1
-    assert "a server is already up with its data in a file, not in Postgres" in other.stderr
+    assert (
+        "a Prefect server is already running; its database is a file, and this command would use Postgres"
+        in other.stderr
+    )
     before = local.started()
     kill_tree(pids["server"])
     kill_tree(pids["worker-gpu"])

@@ -345,9 +345,7 @@ def test_a_retried_attempt_is_refused_and_a_retried_train_continues_the_run(run:
     run.pool.await_crash(first["id"])
     run.pool.retry(first["id"])
     run.pool.await_state(first["id"], "Stopped")
-    refused = (
-        f"attempt 1 of run '{run.name}' has begun before, and an attempt can begin only once; start or retry train"
-    )
+    refused = f"attempt 1 of run '{run.name}' can't begin a second time; start or retry train"
     assert run.pool.read(first["id"])["state"]["message"].startswith(refused)
     run.pool.retry(train)
     run.pool.await_state(train, "Completed")
@@ -474,7 +472,7 @@ def test_a_recipe_without_enough_memory_spends_its_budget(run: PoolRun) -> None:
 def test_a_pool_that_does_not_exist_is_named(run: PoolRun, reference: Reference) -> None:
     train = run.pool.await_end(run.start(where="nowhere"))
     assert train["state"]["type"] == "FAILED"
-    line = 'where = "nowhere": there is no deployment attempt/nowhere'
+    line = 'where = "nowhere": Prefect\'s server has no deployment attempt/nowhere'
     assert line in train["state"]["message"]
     assert run.journal().attempts() == 0
     run.hurry()
@@ -495,7 +493,7 @@ def test_other_settings_are_refused_by_a_run_that_another_train_has_completed(ru
     train = run.start(epochs=200, chunk={"epochs": 10})
     run.await_commits(1)
     other = run.start(settings={"lr": 0.5})
-    warned = f"{run.name} attempt 1 trains with different settings"
+    warned = f"the flow run {run.name} attempt 1 trains the run with different settings"
     await_true(lambda: warned in run.pool.logs(other), "it did not warn", ENDS_WITHIN_S)
     run.hurry()
     assert run.pool.await_end(train)["state"]["name"] == "Completed"

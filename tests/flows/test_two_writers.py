@@ -29,7 +29,7 @@ def test_started_twice_at_once_one_trains(driver: Driver, reference: Reference, 
     ends = sorted((*process.communicate(timeout=COMMAND_WITHIN_S), process.returncode) for process in both)
     assert sorted(code for _, _, code in ends) == [0, 3], ends
     (error,) = [err for _, err, code in ends if code == 3]
-    assert "is superseded by attempt" in error or "was claimed by another process" in error, error
+    assert "is superseded by attempt" in error or "another process has just started attempt" in error, error
     assert_same_bytes(driver, reference)
 
 

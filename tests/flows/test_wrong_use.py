@@ -34,7 +34,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", exit_code: int, err
         ("recipe=tests.support.toy:tyo", "tests.support.toy has no tyo", "did you mean toy?"),
         ("recipe=toy", "recipe = 'toy'", ""),
         ("epochs=0", "epochs = 0", ""),
-        ("store=http://host/runs", "http:// is not known to create a file only if its name is free", "s3://"),
+        ("store=http://host/runs", "http:// isn't known to create a file only if its name is free", "s3://"),
         ("store=memory://runs", "can't share a store in memory", ""),
         ("store=/dev/null/runs", "in /dev/null/runs/toy: Not a directory", "store that you may write to"),
         ("settings.schedule=linaer", "expected one of linear, step", ""),

@@ -99,7 +99,7 @@ def test_gpus_that_nobody_describes_have_numbers(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert plan_workers("all", ledger).gpus == {"worker-gpu-0": "3", "worker-gpu-1": "5"}
     assert plan_workers("1", ledger).gpus == {"worker-gpu-0": "3"}
-    with pytest.raises(ConfigError, match="GPUS=3: CUDA_VISIBLE_DEVICES=3,5 names only 2"):
+    with pytest.raises(ConfigError, match="GPUS=3: CUDA_VISIBLE_DEVICES=3,5 names 2 of them only"):
         plan_workers("3", ledger)
 
 

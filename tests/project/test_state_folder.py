@@ -36,14 +36,14 @@ def test_nobody_else_may_enter_the_state_folder(tmp_path: Path) -> None:
 def test_another_users_state_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_state(tmp_path / "state")
     monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "state").stat().st_uid + 1)
-    with pytest.raises(ConfigError, match="belongs to user") as refused:
+    with pytest.raises(ConfigError, match="belongs to the user with the id") as refused:
         open_state(tmp_path / "state")
     assert "HOLDFAST_STATE" in refused.value.hint
 
 
 def test_a_folder_that_can_not_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="can't be made"):
+    with pytest.raises(ConfigError, match="can't be created"):
         open_state(tmp_path / "file" / "state")
 
 
@@ -72,7 +72,7 @@ def test_a_second_checkout_is_refused_and_told_whose_it_is(
     check_owner(ProcessLedger(tmp_path))
     check_current(ProcessLedger(tmp_path))
     monkeypatch.setattr(ledger, "ROOT", second)
-    with pytest.raises(ConfigError, match=f"server is up already, started from {first}, not from {second}") as refused:
+    with pytest.raises(ConfigError, match=f"started from the checkout {first}, not from {second}") as refused:
         check_owner(ProcessLedger(tmp_path))
     assert f"make -C '{first}' down" in refused.value.hint
     assert "HOLDFAST_STATE=" in refused.value.hint
