@@ -88,8 +88,8 @@ def _join_group(run: Run) -> None:
     found = get_local_device() if device_type == run.device.type else torch.device(device_type)
     if (found.type, found.index or 0) != (run.device.type, run.device.index or 0):
         raise RecipeError(
-            f"torchtitan trains on {found}, but the run on {run.device}",
-            hint="torchtitan trains on the machine's accelerator: leave compute.device out",
+            f"torchtitan trains on {found}, but compute.device selects {run.device}",
+            hint="leave compute.device out: torchtitan always trains on the machine's accelerator",
         )
 
 
@@ -125,7 +125,7 @@ class _Held:
             trainer.train()
         if self._step is not None:
             loop.refuse(
-                f"the Trainer ended after step {self._step.number}, before the run's last one",
+                f"the Trainer ended after step {self._step.number}, before the run's last step",
                 hint="raise training.steps in torchtitan's config; a proof's --steps may not exceed it",
             )
 

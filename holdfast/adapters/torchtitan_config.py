@@ -41,7 +41,10 @@ def check_config(compute: Compute, ranks: int, config: Any) -> None:
     ):
         if is_set:
             found = f"compute.{name} = {getattr(compute, name)!r}"
-            raise RecipeError(f"{found} has no effect on torchtitan's loop", hint=f"leave compute.{name} out: {hint}")
+            raise RecipeError(
+                f"{found} has no effect, because torchtitan's own config decides this",
+                hint=f"leave compute.{name} out: {hint}",
+            )
     degrees = config.parallelism
     whole = degrees.data_parallel_replicate_degree * degrees.tensor_parallel_degree
     shard = degrees.data_parallel_shard_degree
@@ -81,7 +84,8 @@ def divide_steps(epochs: int, steps: int) -> int:
         return steps
     if steps % epochs:
         raise RecipeError(
-            f"training.steps = {steps} in torchtitan's config is no multiple of the run's epochs = {epochs}",
+            f"training.steps = {steps} in torchtitan's config isn't a multiple of the configuration's epochs = "
+            f"{epochs}",
             hint="set epochs = 1 in the configuration: one epoch then has all steps",
         )
     return steps // epochs

@@ -70,7 +70,7 @@ class LoaderPosition:
         for each in self.dataset._datasets if isinstance(self.dataset, InterleavedDataset) else [self.dataset]:
             for stream in filter(has_methods, vars(each).values()) if hasattr(each, "__dict__") else ():
                 if flaw := describe_flaw(stream):
-                    raise RecipeError(f"dataloader: a {type(each).__name__} can't be resumed exactly: {flaw}")
+                    raise RecipeError(f"the dataloader, a {type(each).__name__}, can't be resumed exactly: {flaw}")
             if isinstance(each, HuggingFaceTextDataset):
                 _drain(each)
 

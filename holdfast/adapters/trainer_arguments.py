@@ -43,7 +43,7 @@ def check_arguments(run: Run, trainer: Any, options: dict[str, Any]) -> None:
             raise RecipeError(f"a run with TrainingArguments({name}=...) can't be resumed exactly", hint=hint)
     if any(isinstance(each, transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks):
         raise RecipeError(
-            "EarlyStoppingCallback would end the run at a step that isn't known in advance",
+            "EarlyStoppingCallback would end the run early, at a step that isn't known in advance",
             hint="remove the callback: the run trains to its last step",
         )
     _check_machine(run, trainer)

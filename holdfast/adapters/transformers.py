@@ -168,7 +168,7 @@ class _Held:
         if self._step is not None:
             with loop_of(self.run).located():
                 raise RecipeError(
-                    f"the Trainer ended after step {self._step.number}, before the run's last one",
+                    f"the Trainer ended after step {self._step.number}, before the run's last step",
                     hint="remove the callback that sets control.should_training_stop: a run can't end early",
                 )
 

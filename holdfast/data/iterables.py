@@ -55,7 +55,7 @@ class IterableBatches:
                 self._check_share(name)
                 return name, batch
             self._batches = None
-        raise RecipeError("a pass over the batches yields no batch")
+        raise RecipeError("the data has yielded no batch in a whole pass")
 
     def end_pass(self) -> None:
         """End the pass over the data early: the next batch is the first of a new pass."""

@@ -262,7 +262,7 @@ class LoaderBatches:
                 raise RecipeError(
                     f"the dataset's length has changed in a pass of {len(self._indices)} batches, whose order is too "
                     "long for a checkpoint",
-                    hint="let the sampler draw fewer samples in a pass",
+                    hint="keep the dataset's length, or let the sampler draw fewer samples in a pass",
                 )
             position |= {"samples": self._samples, "indices": pack_indices(self._indices)}
         return position | self._capture_own()

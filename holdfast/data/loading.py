@@ -90,7 +90,8 @@ class Batches:
             saved = None
         if saved is not None and not self.has_state:
             raise StateError(
-                "the checkpoint has a position in the data, but the recipe's data has no load_state_dict",
+                "the checkpoint contains a position in the data, but the recipe's data can't be set to it, because it "
+                "has no load_state_dict",
                 hint="give the recipe the data that it had when the checkpoint was written",
             )
         if self._order is not None:
@@ -103,7 +104,7 @@ class Batches:
         self._skip(step * self._grad_accum, watch)
         if read not in (None, self._read):
             raise RecipeError(
-                f"the stream ({type(self._data).__qualname__}) yields different samples when it is read again",
+                f"the data (a {type(self._data).__qualname__}) yields different samples when it is read a second time",
                 hint="seed the stream's shuffles, or give the stream state_dict and load_state_dict",
             )
         return True

@@ -34,7 +34,7 @@ class Repeating(IterableDataset[tuple[str, Any]]):
                 yield batch
             if self._given == before and not self._is_resumed:
                 raise RecipeError(
-                    f"a pass over the data has fewer samples than one micro-batch of {self._share.batch_size} samples",
+                    f"the data has fewer samples than one micro-batch of {self._share.batch_size} samples",
                     hint="lower the batch size, or use data with more samples",
                 )
             self._pass, self._is_resumed = self._pass + 1, False

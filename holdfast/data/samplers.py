@@ -73,7 +73,7 @@ class EndlessPass(LongPass):
                 self._restore(others)
             if batch is None:
                 raise RecipeError(
-                    "the sampler has no length, and its batches have ended",
+                    "the sampler has no length, but its batches have ended",
                     hint="give the sampler a __len__, or let the sampler draw without an end",
                 )
             yield list(batch) if self._is_batched else [batch]

@@ -107,7 +107,7 @@ def path_of(kind: type, name: str) -> tuple[str, str]:
     path = kind.__module__, kind.__qualname__
     if _look_up(*path) is not kind:
         raise StateError(
-            f"{name or 'the state'} is a {kind.__qualname__}, a class that can't be found by its name on resume",
+            f"{name or 'the state'} is of the class {kind.__qualname__}, which a resume can't find by its name",
             hint="define the class at the top of a module, or save a plain tuple or value",
         )
     return path
@@ -130,7 +130,8 @@ def find_class(module: str, name: str, is_right: Callable[[type], bool]) -> Any:
     found = _look_up(module, name)
     if not isinstance(found, type) or not is_right(found):
         raise StateError(
-            f"the saved state needs the class {name} of the module {module}, which the recipe doesn't import now",
+            f"the checkpoint contains an object of the class {name} of the module {module}, which the recipe doesn't "
+            "import now",
             hint="import the module in the recipe, and don't rename the class",
         )
     return found

@@ -167,8 +167,8 @@ def _is_derived(value: Any) -> bool:
 
 def _no_form(value: Any, name: str) -> StateError:
     return StateError(
-        f"{name or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, "
-        "which can't be saved without a pickle",
+        f"{name or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, which could be saved only "
+        "as a pickle, and checkpoints contain no pickles",
         hint="a state_dict may hold tensors, arrays, numbers, strings, bytes, lists, tuples and dicts",
     )
 
@@ -182,7 +182,8 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, Tensor], s
     for kind in kinds:
         if not issubclass(kind, KEY_TYPES):
             raise StateError(
-                f"{name} has a key of type {kind.__qualname__}; keys may be strings and numbers",
+                f"the saved dict {name} has a key of type {kind.__qualname__}; only strings and numbers are allowed "
+                "as keys",
                 hint='use a string in its place, such as "3/7" for (3, 7), or a list of pairs',
             )
     prefix = f"{name}." if name else ""
@@ -241,7 +242,7 @@ def _encode_tensor(tensor: torch.Tensor, name: str, tensors: dict[str, Tensor], 
         form.check(tensor, name)
     elif is_freed(tensor):
         raise StateError(
-            f"the memory of {name} was freed, and the tensor has no elements to save",
+            f"the memory of {name} was freed, so the tensor has no elements to save",
             hint="keep a copy that you make while the tensor has its memory: .clone()",
         )
     shape = tuple(tensor.shape)
@@ -261,7 +262,8 @@ def _encode_array(value: np.ndarray[Any, Any], name: str, tensors: dict[str, Ten
     kind = ARRAYS.get(type(value))
     if kind is None and type(value) is not np.ndarray:
         raise StateError(
-            f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which would come back as a plain array",
+            f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which a resume would restore as a "
+            "plain array",
             hint="keep plain arrays; for a masked array, keep its data and its mask",
         )
     dtype = NUMPY_NAMES.get(value.dtype)

@@ -101,9 +101,9 @@ def name_generator(generator: Any) -> dict[str, Any]:
     kind = type(generator)
     if kind not in KINDS or (kind is np.random.Generator and _name_bits(generator) not in BITS):
         raise StateError(
-            f"a kept container has a new generator of random numbers, a {kind.__module__}.{kind.__qualname__}, and a "
-            f"resume couldn't make this generator again",
-            hint="make the generator before run.keep, and put it into the container then",
+            f"a kept container has a new generator of random numbers, a {kind.__module__}.{kind.__qualname__}, which "
+            "a resume couldn't make again",
+            hint="make the generator, and put it into the container, before run.keep",
         )
     found: dict[str, Any] = {"kind": f"{kind.__module__.partition('.')[0]}.{kind.__name__}"}
     if kind is np.random.Generator:
@@ -136,9 +136,10 @@ def _make_torch_generator(device: str) -> torch.Generator:
         return torch.Generator(device)
     except RuntimeError as error:
         raise StateError(
-            f"a kept container had a generator of random numbers on the device {device!r}, and there is no such device "
-            "here",
-            hint="continue on such a device; or make the generator before run.keep, on the CPU",
+            f"a kept container had a generator of random numbers on the device {device!r}, which this machine doesn't "
+            "have",
+            hint="continue on a machine with such a device; or, in a new run, make the generator on the CPU, before "
+            "run.keep",
         ) from error
 
 

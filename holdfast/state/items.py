@@ -69,9 +69,9 @@ def make_container(state: dict[str, Any]) -> Any:
     if "factory" in state:
         if state["factory"] is not None and state["factory"] not in FACTORIES:
             raise StateError(
-                f"a kept container has a defaultdict that calls {state['factory']}; when the run resumes, this "
-                "defaultdict doesn't exist",
-                hint="make the defaultdict before run.keep, or use a plain dict and setdefault",
+                f"a kept container has a new defaultdict that calls {state['factory']}, which a resume couldn't make "
+                "again",
+                hint="make the defaultdict before run.keep, or use a plain dict with setdefault",
             )
         return defaultdict(FACTORIES.get(state["factory"] or ""))
     return KINDS.get(state.get("kind", ""), dict)()

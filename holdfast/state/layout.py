@@ -175,8 +175,8 @@ def _share_memory(memory: int, group: list[Extent]) -> None:
     for each in group:
         if (each.start - start) % each.item_bytes:
             raise StateError(
-                f"{each.name} shares memory with {group[0].name}, at an offset that is no multiple of "
-                f"{each.item_bytes} bytes",
+                f"{each.name} shares memory with {group[0].name}, at an offset that isn't a multiple of "
+                f"{each.item_bytes} bytes, so it can't be saved",
                 hint="keep a copy of one of them: .clone() of a tensor, .copy() of an array",
             )
         place = {"strides": [*each.strides], "memory": memory, "size": stop - start, "offset": each.first - start}
@@ -187,7 +187,7 @@ def check_gaps(name: str, size_bytes: int, used_bytes: int) -> None:
     """Raise StateError if a value has larger gaps between its elements than a restore may allocate."""
     if size_bytes - used_bytes > LARGEST_GAPS_BYTES:
         raise StateError(
-            f"{name} is a view whose elements lie scattered over {size_bytes} bytes of memory",
+            f"{name} is a view whose elements are scattered over {size_bytes} bytes of memory, so it can't be saved",
             hint="keep a copy: .clone() of a tensor, .copy() of an array",
         )
 

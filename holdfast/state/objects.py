@@ -218,8 +218,8 @@ def _refuse(name: str, path: str, part: Any) -> RecipeError:
 
 def _refuse_process(name: str, path: str, part: Any) -> RecipeError:
     return RecipeError(
-        f"run.keep({name}=...): {path} is a {_spell(part)}: a part of the state is in different processes, and can't "
-        f"be read",
+        f"run.keep({name}=...): {path} is a {_spell(part)}, whose state is partly in other processes, so it can't be "
+        "read",
         hint='make the environment in this process: gymnasium.make_vec(..., vectorization_mode="sync"), or the class '
         "SyncVectorEnv "
         "or DummyVecEnv",

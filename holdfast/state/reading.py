@@ -71,8 +71,8 @@ class ContainerReader:
         # If the container has more objects than when the loop began, the caller reports that, with the numbers.
         if self._new and self.objects <= self._originals.objects:
             raise StateError(
-                f"{self._new}, and no such object was there when the loop began: a resume couldn't make it",
-                hint="make the value before run.keep, and put it into the container then",
+                f"{self._new}, which wasn't there when the loop began: a resume couldn't make it",
+                hint="make the object, and put it into the container, before run.keep",
             )
         return state
 
@@ -140,8 +140,8 @@ class ContainerReader:
         """Raise StateError if no original says how a resume has to shard a new sharded tensor."""
         if self._originals.shard_of(expected) != describe_shard(value):
             raise StateError(
-                f"{name_path(self._name, place)} is a new sharded tensor, and no such tensor was there "
-                "when the loop began: a resume couldn't shard it over the ranks",
+                f"{name_path(self._name, place)} is a new sharded tensor, which wasn't there when the loop began: a "
+                "resume couldn't shard it over the ranks",
                 hint="before run.keep put a tensor with the same sharding at this place: parameter.detach().clone()",
             )
 
@@ -159,13 +159,13 @@ class ContainerReader:
             and number is None
         ):
             raise StateError(
-                f"{name} is a {kind.__module__}.{kind.__qualname__}, which would come back as a plain tensor",
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, which a resume would restore as a plain tensor",
                 hint=f"keep the plain tensor: {name}.as_subclass(torch.Tensor)",
             )
         if self._is_strict and isinstance(value, Tensor) and value.grad_fn is not None:
             raise StateError(
-                f"{name} comes from a computation that gradients flow through, which can't be saved",
-                hint=f"keep the numbers alone: {name}.detach()",
+                f"{name} can't be saved: it is part of a computation through which gradients flow",
+                hint=f"keep only its values: {name}.detach()",
             )
         is_made = make is not None and make not in FACTORIES.values()
         if is_container(value) and number is None and not can_make(value) and not is_made:
@@ -189,20 +189,20 @@ class ContainerReader:
             self._new = self._new or f"{name} is a new {kind}"
             return {}
         hint = (
-            "create both objects before run.keep, in two places, and keep a number or text that says which of them a "
+            "create both objects before run.keep, keep each of them, and keep a number or text that says which one a "
             "step uses; or change the first object in place"
         )
         if isinstance(value, torch.optim.Optimizer):
             hint += ": optimizer.state.clear() removes its moments"
         if built.kind is not now.kind or isinstance(value, torch.optim.Optimizer):
             raise StateError(
-                f"{name} is a new {kind}, and a resume would load its state into the {built.kind.__qualname__} that "
-                "was there when the loop began",
+                f"{name} has become a new {kind}, and a resume would load its state into the "
+                f"{built.kind.__qualname__} that was there when the loop began",
                 hint=hint,
             )
         if part := find_other_part(built, now):
             raise StateError(
-                f"{name} is a new {kind}, and its {part} differs from the {part} when the loop began: a resume "
+                f"{name} has become a new {kind}, whose {part} differs from the one when the loop began: a resume "
                 f"couldn't make the new {kind} again",
                 hint=hint,
             )

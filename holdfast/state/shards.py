@@ -190,7 +190,7 @@ class ShardForm(TensorForm):
         """Raise StateError if the tensor is a partial sum: each rank holds an addend, and the sum isn't computed."""
         if any(each.is_partial() for each in tensor.placements):
             raise StateError(
-                f"{name} is a partial sum, whose addends are still spread over the ranks, and can't be saved",
+                f"{name} can't be saved: it is a partial sum, whose addends are still spread over the ranks",
                 hint="sum it with tensor.redistribute(placements=[Replicate()]), or leave the tensor out of the state",
             )
 

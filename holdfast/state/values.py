@@ -105,7 +105,7 @@ def _check_memory(name: str, value: Any) -> None:
         )
     if overlaps(value):
         raise RecipeError(
-            f"run.keep({name}=...): the value's elements share memory with each other, as those of expand() do",
+            f"run.keep({name}=...): several elements of the value share one place in memory, as after expand()",
             hint=f"keep a copy: {name} = {name}.{'clone' if isinstance(value, Tensor) else 'copy'}()",
         )
 

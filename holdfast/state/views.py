@@ -95,7 +95,7 @@ class Views:
         base = self._owned.get(key) if kind == MODULE else kept.get(key) if kind == KEPT else self._originals.get(key)
         if not _is_plain(base):
             raise StateError(
-                f"a kept container had a view of {key}, which doesn't exist when the run resumes",
+                f"a kept container had a view of {key}, but {key} doesn't exist when the run resumes",
                 hint="make the viewed tensor or array before run.keep, or keep a copy in place of the view",
             )
         assert base is not None

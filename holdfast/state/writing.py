@@ -108,7 +108,7 @@ class ContainerWriter:
             ((key, name),) = saved.items()
             if name not in self._owned:
                 raise StateError(
-                    f"a kept container had the tensor {name} of a kept module, and no kept module has this tensor now",
+                    f"a kept container had a kept module's tensor {name}, but no kept module has this tensor now",
                     hint="build the modules that the run had when it saved the checkpoint",
                 )
             return self._owned[name] if key == SAME else self._owned[name].detach()
@@ -130,7 +130,8 @@ class ContainerWriter:
             return own
         if not isinstance(saved.get("value"), dict | list):
             raise StateError(
-                "a kept container had an object that doesn't exist when the run resumes: nothing can load its state",
+                "a kept container had an object whose state can't be loaded, because the object doesn't exist when "
+                "the run resumes",
                 hint="put the object into the container before run.keep",
             )
         if own is None and make is not None and is_container(made := make()):

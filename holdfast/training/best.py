@@ -21,7 +21,7 @@ def check_best(best: KeepBest | None, evaluated: Iterable[str]) -> None:
     known = {MEAN_LOSS, *evaluated}
     if best is not None and best.metric not in known:
         raise ConfigError(
-            f"retention.keep_best.metric = {best.metric!r}: it is neither {MEAN_LOSS} nor a metric that evaluate "
-            "returns (Recipe(evaluate=...) or run.observe(evaluate=...))",
+            f"retention.keep_best.metric = {best.metric!r}: expected {MEAN_LOSS}, or a metric that your evaluate "
+            "function returns (Recipe(evaluate=...) or run.observe(evaluate=...))",
             hint=did_you_mean(best.metric, known),
         )

@@ -187,7 +187,7 @@ class Training:
         order = Order(len(recipe.data), recipe.batch_size, recipe.grad_accum, self.config.seed)  # type: ignore[arg-type]
         if order.steps_per_pass < 1:
             raise RecipeError(
-                f"the data has {order.samples} samples, but one step takes {recipe.batch_size} x {recipe.grad_accum}",
+                f"the data has {order.samples} samples, but one step needs {recipe.batch_size} x {recipe.grad_accum}",
                 hint="use more data, or a smaller batch_size",
             )
         return order
@@ -199,11 +199,13 @@ class Training:
             steps = batches // self.recipe.grad_accum
             if not steps:
                 raise RecipeError(
-                    f"the loader yields {batches} batches, but one step takes {self.recipe.grad_accum}", hint=NO_BATCH
+                    f"the loader yields {batches} batches in a pass, but one step takes {self.recipe.grad_accum}",
+                    hint=NO_BATCH,
                 )
         if not steps:
             raise RecipeError(
-                "the data is iterable, so the length of an epoch isn't known", hint="set Recipe(steps_per_epoch=...)"
+                "the data is iterable without a length, so the number of steps in an epoch isn't known",
+                hint="set Recipe(steps_per_epoch=...)",
             )
         return steps
 

@@ -111,8 +111,8 @@ def _of_each_rank(training: Training, state: Any, name: str, own: dict[str, Any]
         return [state]
     if training.ranks.has_common_state:
         raise RecipeError(
-            f"after step {training.progress.step} the ranks have different {name}, because code that "
-            "trains a share of a batch has changed them",
+            f"after step {training.progress.step} the ranks have different {name}, because code that trains only a "
+            "share of a batch has changed them",
             hint=training.program.advice.shares,
         )
     is_divided = own is None or find_division(training, to_payload(own)) is not None

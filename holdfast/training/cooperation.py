@@ -141,8 +141,8 @@ class Cooperation(abc.ABC):
             first, before = found.setdefault(number, (rank, each))
             if each != before:
                 raise RecipeError(
-                    f"ranks {first} and {rank} are both data rank {number} of {self.data.count}, but train different "
-                    "samples",
+                    f"ranks {first} and {rank} are both data rank {number} of {self.data.count}, so they need the "
+                    "same samples, but train different ones",
                     hint="divide the data by run.data_rank and run.data_ranks: "
                     "DistributedSampler(data, num_replicas=run.data_ranks, rank=run.data_rank)",
                 )

@@ -89,7 +89,8 @@ def _list_ranks(mesh: Any, rank: int) -> tuple[int, ...]:
     if members is None:
         raise RecipeError(
             f"run.data_parallel(...): expected a DeviceMesh, found a {type(mesh).__name__}",
-            hint='call run.data_parallel(mesh["replicate", "shard"]) with the names of its data-parallel dimensions',
+            hint='call run.data_parallel(mesh["replicate", "shard"]), with the names of your mesh\'s data-parallel '
+            "dimensions",
         )
     ranks: list[int] = members.flatten().tolist()
     if rank not in ranks:
@@ -108,8 +109,8 @@ def check_groups(found: Sequence[tuple[int, int]]) -> None:
     if len(counts) > 1 or len(sizes) != counts[0] or len(set(sizes.values())) > 1:
         shown = ", ".join(f"{number} of {count}" for number, count in found)
         raise RecipeError(
-            "run.data_parallel(...): each data rank needs equally many ranks; "
-            f"ranks 0, 1, ... are the data ranks {shown}"
+            "run.data_parallel(...): each data rank needs the same number of ranks, but the ranks 0, 1, ... have the "
+            f"data ranks {shown}"
         )
 
 

@@ -153,7 +153,8 @@ class Gradients:
         self._is_regular = False  # from now on each step looks at all gradients, because each step asks here
         if any(each.grad is not None and not self._is_taken(each) for _, each in self._list_parameters()):
             raise RecipeError(
-                "step.shares() clears the gradients, but no optimizer has used the gradient of the step before",
+                "step.shares() would clear gradients that no optimizer has used: the step before called no "
+                "optimizer's step()",
                 hint="step the optimizer in every step; run.batches(..., grad_accum=N) makes steps of N batches",
             )
         for _, each in self._list_parameters():

@@ -76,8 +76,8 @@ class Modes:
         for name, changed in values.items():
             if name not in objects:
                 raise StateError(
-                    f"the checkpoint has changed values of {name} ({', '.join(changed)}), and the recipe doesn't build "
-                    f"{name} now",
+                    f"the checkpoint contains values of {name} ({', '.join(changed)}), but the recipe doesn't build "
+                    f"{name} any more",
                     hint="build the modules and optimizers that the run had when it saved the checkpoint",
                 )
             for key, value in changed.items():

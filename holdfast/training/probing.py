@@ -108,7 +108,7 @@ def _measure(training: Training, saved_by: int | None) -> Probe:
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if unknown := sorted(training.recipe.health.keys() - numbers.keys() - {"loss_window"}):
         raise RecipeError(
-            f"health has limits for {unknown[0]!r}, which the probe doesn't return",
+            f"Recipe(health=...) has limits for {unknown[0]!r}, but the probe returns no value of this name",
             hint=did_you_mean(unknown[0], numbers),
         )
     # Read the outputs before the gradient's pass, which may write to their memory: torch.compile's "reduce-overhead".

@@ -162,7 +162,10 @@ class RecipeProgram(Program):
     def _add_own(self, name: str, extra: Stateful) -> None:
         """Add one of Holdfast's own extras to the recipe's extras."""
         if name in self.recipe.extras:
-            raise RecipeError(f"extras: the name {name!r} is taken", hint="give the extra another name")
+            raise RecipeError(
+                f"Holdfast needs the name {name!r} for an extra of its own, but the recipe has an extra of this name",
+                hint="give your extra another name",
+            )
         self.recipe.extras = {**self.recipe.extras, name: extra}
 
 

@@ -51,7 +51,7 @@ def read_state(training: Training, folder: Store, commit: Commit, near: "NearRea
     division = find_built_division(training)
     if len({*training.ranks.gather(division is not None)}) > 1:
         raise StateError(
-            "some ranks hold sharded tensors, and others hold none, so they can't read a checkpoint together",
+            "some ranks have sharded tensors and others have none, so the ranks can't read a checkpoint together",
             hint="shard each model in all ranks in the same way: holdfast docs layouts",
         )
     if division is not None:

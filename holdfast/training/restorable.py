@@ -89,7 +89,7 @@ def check_same_ranks(training: Training) -> None:
         if step == 1:
             raise RecipeError(f"after step {step} the ranks have different values of the {name}{means}", hint=hint)
         raise Unhealthy(
-            f"after step {step} {_describe_odd(name, found)}, and they were equal before; nothing was saved",
+            f"after step {step} {_describe_odd(name, found)}, although they were equal before; nothing was saved",
             hint=f"if this happens again, but only on this machine, the machine computes wrongly; otherwise: {hint}",
             step=step,
         )
@@ -208,15 +208,15 @@ def _try(training: Training, others: dict[str, Any]) -> Payload:
     common = Payload(tensors, payload.tree)
     if training.ranks.stages is not None and (cut := next(filter(None, map(_name_cut, own["extras"].items())), "")):
         raise RecipeError(
-            f"{cut} is sharded, and the ranks hold stages of a pipeline: the two can't be saved together",
-            hint="in a pipeline, keep only whole tensors besides the stages: holdfast docs layouts",
+            f"{cut} is sharded, but each rank has its own stage of a pipeline: a checkpoint can't contain both",
+            hint="besides the stages of a pipeline, keep only unsharded tensors: holdfast docs layouts",
         )
     model = training.recipe.model
     division = find_division(training, common)
     if division is not None and (name := division.find_unplaced(common)):
         raise RecipeError(
-            f"{name} is sharded over the ranks in a different way than its parameter, so a resume couldn't "
-            "shard it again",
+            f"the optimizer's state {name} is sharded over the ranks differently than its parameter, so a resume "
+            "couldn't shard it again",
             hint="use an optimizer whose state has the shapes of its parameters, such as AdamW",
         )
     is_own = has_own_loading(model)
@@ -294,7 +294,8 @@ def _load(model: nn.Module, saved: dict[str, Any]) -> None:
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise StateError(
-            f"the model can't load its own state_dict: {type(error).__name__}: {text}", hint=LOADS
+            f"the model's load_state_dict doesn't accept the model's own state_dict: {type(error).__name__}: {text}",
+            hint=LOADS,
         ) from error
 
 

@@ -186,7 +186,7 @@ def _check_state(training: Training, payload: Payload, saved: Mapping[str, Any])
         if names:
             whose = "" if all(gathered) else f" of rank {rank}"
             some = shorten(names, SHOWN_NAMES)
-            message = f"after the restore, {some}{whose} differ from the saved state"
+            message = f"after the checkpoint was restored, {some}{whose} differ from the saved state"
             raise GateTripped(message, check="state", different=names)
 
 

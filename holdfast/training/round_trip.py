@@ -197,7 +197,7 @@ def _compare_kinds(kinds: dict[str, str], now: dict[str, str]) -> dict[str, str]
 
 
 def _differs(name: str, how: str, owner: type | None) -> StateError:
-    return StateError(f"a resume would not restore {name} as it is: it {how}", hint=_advise(owner))
+    return StateError(f"a resume would not restore {name} exactly: it {how}", hint=_advise(owner))
 
 
 def _advise(owner: type | None) -> str:

@@ -67,12 +67,13 @@ def _list_schedules(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
     for name, schedules in name_schedules(recipe).items():
         if name and (not isinstance(optimizer, Optimizers) or name not in optimizer.parts):
             known = optimizer.parts if isinstance(optimizer, Optimizers) else {}
-            raise RecipeError(f"schedule: there is no optimizer {name!r}", hint=did_you_mean(name, known))
+            raise RecipeError(f"Recipe(schedule=...): there is no optimizer {name!r}", hint=did_you_mean(name, known))
         own = optimizer.parts[name] if name else optimizer
         for each in schedules if isinstance(schedules, Sequence) else [schedules]:
             if isinstance(each, Schedule) and isinstance(own, Optimizers):
                 raise RecipeError(
-                    "schedule: a Schedule alone doesn't say to which optimizer it belongs",
+                    "Recipe(schedule=...): the recipe has several optimizers, and a single Schedule doesn't say for "
+                    "which it is",
                     hint=f'schedule={{"{next(iter(own.parts))}": Schedule(...), ...}}',
                 )
             yield each, own

@@ -32,7 +32,7 @@ def set_skipped(training: Training, skip: str) -> None:
         )
     if training.program.skipped and isinstance(training.batches, NoBatches):
         raise RecipeError(
-            f"{named}: the loop makes its own batches, so that none can be left out",
+            f"{named}: the loop makes its own batches, so Holdfast can't leave one out",
             hint=f"pass the data: for step in run.steps(loader); {UNDO}",
         )
 

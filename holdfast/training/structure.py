@@ -48,7 +48,7 @@ class Structure:
         found = tensors or found
         raise RecipeError(
             f"{find_place()}after step {step} the model has {how} when the loop began: {shorten(found, SHOWN_NAMES)}; "
-            "a resume would build the model without this change",
+            "a resume would build the model as it was then",
             hint="build all layers, adapters and ties before the first step, and let a kept number say how many the "
             "model uses",
         )

@@ -29,7 +29,7 @@ class Synchronized:
         extras = {name: each for name, each in recipe.extras.items() if isinstance(each, nn.Module)}
         for name in recipe.synchronized:
             if name not in extras:
-                raise RecipeError(f"synchronized: there is no module {name!r} among the extras")
+                raise RecipeError(f"Recipe(synchronized=...): there is no module {name!r} in Recipe(extras=...)")
         self.modules: list[nn.Module] = [extras[name] for name in recipe.synchronized]
         if recipe.step is not None:
             self.modules.append(recipe.model)
@@ -41,8 +41,9 @@ class Synchronized:
         for name, module in extras.items():
             if name not in recipe.synchronized and any(id(each) in stepped for each in module.parameters()):
                 raise RecipeError(
-                    f"the recipe's optimizer steps the extra {name!r}, which each rank would train on its own",
-                    hint=f'Recipe(synchronized=["{name}"]) averages its gradients over the ranks',
+                    f"the recipe's optimizer trains the extra {name!r}, but nothing averages its gradients over the "
+                    "ranks",
+                    hint=f'set Recipe(synchronized=["{name}"]), which averages them',
                 )
         others = [each for each in recipe.extras.values() if isinstance(each, torch.optim.Optimizer)]
         for optimizer in (*parts_of(recipe.optimizer), *others):

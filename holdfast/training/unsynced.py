@@ -63,9 +63,10 @@ def like_stack(parameter: Any) -> Any:
 def _stack(name: str, gradient: Tensor, parameter: Any) -> Any:
     if is_sharded(gradient) or parameter.device_mesh.size() != torch.distributed.get_world_size():
         raise RecipeError(
-            f"the gradient of {name} is not synced yet, and its mesh has further dimensions or not all ranks: a "
-            "checkpoint can't contain it",
-            hint="sync gradients in every step: model.set_requires_gradient_sync(True); accumulate inside a step",
+            f"a checkpoint can't contain the unsynced gradient of {name}, because its mesh has dimensions besides the "
+            "data-parallel ones, or lacks some of the ranks",
+            hint="let each step end with synced gradients: model.set_requires_gradient_sync(True); accumulate "
+            "gradients only inside a step",
         )
     return _shard_by_ranks(gradient.detach()[(None,) * parameter.device_mesh.ndim], parameter)
 

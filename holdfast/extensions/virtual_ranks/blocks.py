@@ -29,7 +29,7 @@ from holdfast.training.data_ranks import find_grid
 from holdfast.training.fsdp_modules import list_fsdp_modules
 
 # The hint for a model that uses its blocks in a way that these sums don't support.
-HINT = 'call the same blocks in every forward pass, or set compute.parallel = "ddp"'
+HINT = 'use the same modules in every forward pass, or set compute.parallel = "ddp"'
 
 
 class BlockSum:
@@ -105,7 +105,7 @@ class BlockSum:
         self._block.set_requires_gradient_sync(True, recurse=False)
         self._block.set_requires_all_reduce(True, recurse=False)
         if self.tree.parts:
-            raise RecipeError(f"only some shares of the batch have used {self._name}", hint=HINT)
+            raise RecipeError(f"the forward pass used {self._name} in only some shares of the batch", hint=HINT)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the collective. FSDP2 calls this first for the input, and then for the output."""
@@ -154,7 +154,7 @@ class BlockSum:
             self._open(output, pieces[self._rank])
             return
         if self._is_done:
-            raise RecipeError(f"the gradient of {self._name} comes in several parts", hint=HINT)
+            raise RecipeError(f"the backward pass computes the gradient of {self._name} in several parts", hint=HINT)
         self._is_done = True
         for parameter in self.parameters:
             parameter.grad = None  # otherwise FSDP2 would add the new gradient to the last round's gradient

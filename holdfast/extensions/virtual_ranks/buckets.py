@@ -225,5 +225,5 @@ def refuse_sparse(gradient: Tensor | None) -> None:
     if gradient is not None and gradient.layout != torch.strided:
         raise RecipeError(
             "virtual ranks can't sum a sparse gradient in a fixed order",
-            hint="nn.Embedding(..., sparse=False), or compute.virtual_ranks = 0",
+            hint="set nn.Embedding(..., sparse=False), or compute.virtual_ranks = 0",
         )

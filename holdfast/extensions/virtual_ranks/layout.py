@@ -11,7 +11,8 @@ from holdfast.training.data_ranks import HINT, DataRanks, find_grid, has_plan
 from holdfast.training.fsdp_modules import list_fsdp_modules
 
 ORDER_HINT = (
-    "use init_device_mesh(...), which keeps the order; name all data-parallel dimensions, and no further dimension"
+    "build the mesh with init_device_mesh(...), which keeps the order, and pass fully_shard all of its data-parallel "
+    "dimensions, but no other dimension"
 )
 
 
@@ -20,7 +21,8 @@ def check_order(data: DataRanks) -> None:
     for peers in data.meshes:
         if list(peers) != sorted(peers):
             raise RecipeError(
-                f"virtual ranks need the data ranks in the order of the ranks, found the ranks {_join(peers)}",
+                "virtual ranks need a mesh whose data ranks are in ascending order, but found the ranks "
+                f"{_join(peers)}",
                 hint=ORDER_HINT,
             )
 
@@ -38,7 +40,7 @@ def check_one_model(names: Sequence[Sequence[str]]) -> None:
                 f"virtual ranks can't train the stages of a pipeline: rank {rank} has different "
                 "parameters than rank 0: "
                 f"{', '.join([*differing, 'the same in a different order'][:1])}",
-                hint="compute.virtual_ranks = 0",
+                hint="set compute.virtual_ranks = 0",
             )
 
 
@@ -77,15 +79,15 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
     ranks, placement = find_grid(parameter).flatten().tolist(), parameter.placements[-2 if has_plan(parameter) else -1]
     if tuple(ranks) != data.peers:
         raise RecipeError(
-            f"FSDP2 averages the gradient of {name!r} over the ranks {_join(ranks)}, and the data ranks are the ranks "
+            f"FSDP2 averages the gradient of {name!r} over the ranks {_join(ranks)}, but the data ranks are "
             f"{_join(data.peers)}: virtual ranks need the same ranks in the same order",
             hint=ORDER_HINT,
         )
     if placement.dim:
         raise RecipeError(
-            f"virtual ranks can't train {name!r}: FSDP2 cuts its dimension {placement.dim} over the data ranks, and "
+            f"virtual ranks can't train {name!r}: FSDP2 cuts its dimension {placement.dim} over the data ranks, so "
             "the norm of its gradient would depend on their number",
-            hint="fully_shard without shard_placement_fn cuts dimension 0",
+            hint="call fully_shard without shard_placement_fn: it then cuts dimension 0",
         )
 
 

@@ -40,11 +40,12 @@ def take_shares(training: Training, virtual: Any, names: list[str]) -> Iterator[
         return
     if virtual.has_changed_parameters:
         raise RecipeError(
-            "code that trains a share of a batch has changed the parameters", hint=training.program.advice.shares
+            "the parameters were changed by code that trains only a share of a batch",
+            hint=training.program.advice.shares,
         )
     if _sum_extras(training) != extras:
         raise RecipeError(
-            "code that trains a share of a batch has changed the extras", hint=training.program.advice.shares
+            "the extras were changed by code that trains only a share of a batch", hint=training.program.advice.shares
         )
 
 

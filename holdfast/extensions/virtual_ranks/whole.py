@@ -137,7 +137,7 @@ class WholeSums:
         }
         if late:
             names = [name for model in self._models for name, each in model.named_parameters() if id(each) in late]
-            raise RecipeError(f"the gradient of {names[0]} comes in several parts of a backward pass", hint=HINT)
+            raise RecipeError(f"the backward pass computes the gradient of {names[0]} in several parts", hint=HINT)
         for each in self._sums[self._sent :]:
             each.add(turn.share)
 

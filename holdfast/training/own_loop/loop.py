@@ -795,7 +795,8 @@ class OwnLoop:
         where = f"{function.co_filename}:{function.co_firstlineno}: " if function else ""
         if self._begun is None:
             raise RecipeError(
-                f"{where}the function returned without a step", hint="train inside `for step in run.steps(...):`"
+                f"{where}the recipe's function returned, but trained no step",
+                hint="train inside `for step in run.steps(...):`",
             )
         if not self._has_ended:
             done, total = self._training.progress.step, self._training.total_steps

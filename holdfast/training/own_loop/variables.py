@@ -88,10 +88,10 @@ class Holders:
             if _read(frame, name) is not variable.value:
                 steps = f"step {step}" if first == step else f"one of the steps {first} to {step}"
                 raise RecipeError(
-                    f"{variable.place}{name} is kept, and {steps} has put another object in its place, which no "
-                    "checkpoint would have",
-                    hint=f"change it in place, for example {name}[:] = ... or {name}.copy_(...); or keep a "
-                    "dict that holds it",
+                    f"{variable.place}{name} is kept, but {steps} has replaced it with a different object, which no "
+                    "checkpoint would contain",
+                    hint=f"change the kept object in place, for example {name}[:] = ... or {name}.copy_(...); or keep "
+                    "a dict that contains it",
                 )
 
 

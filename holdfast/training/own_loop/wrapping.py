@@ -85,8 +85,8 @@ class Wrapping:
         is_bare |= not any(each.requires_grad for each in model.parameters())
         if self.plugins.is_fsdp and not is_bare:
             raise RecipeError(
-                "run.wrap(model): accelerate shards models here, as Accelerator(fsdp_plugin=...) says",
-                hint="call model, optimizer = accelerator.prepare(model, optimizer) with that accelerator",
+                "run.wrap(model): the script also has Accelerator(fsdp_plugin=...), so accelerate shards the models",
+                hint="in place of run.wrap: model, optimizer = accelerator.prepare(model, optimizer)",
             )
         is_moved = moves_model(self._accelerator, model)
         wrapped = self._accelerator.prepare_model(model, device_placement=is_moved, evaluation_mode=is_bare)
@@ -102,7 +102,8 @@ class Wrapping:
             groups = each.param_groups if isinstance(each, optim.Optimizer) else []
             if any(id(parameter) in replaced for group in groups for parameter in group["params"]):
                 raise RecipeError(
-                    f"the optimizer {name!r} was built before run.wrap(model), which gave the model new parameters",
+                    f"the optimizer {name!r} was built before run.wrap(model), so it still has the model's old "
+                    "parameters",
                     hint="build the optimizer from the model that run.wrap returns",
                 )
             if compute.is_rank_invariant and isinstance(each, DistributedDataParallel):
@@ -113,8 +114,8 @@ class Wrapping:
                 )
             if isinstance(each, DistributedDataParallel) and (lacking := _list_lacking(each, required)):
                 raise RecipeError(
-                    f"{name!r} is a DistributedDataParallel without {lacking}: with more than 2 ranks, a resumed run "
-                    "would sum its gradients in a different order",
+                    f"{name!r} is a DistributedDataParallel without {lacking}: with more than 2 ranks, it would sum "
+                    "the gradients in a different order after a resume",
                     hint=f"use {name} = run.wrap(...) instead of DistributedDataParallel(...)",
                 )
 

@@ -44,7 +44,7 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
         return
     if recipe.has_own_loop:
         if is_cut(config, accelerator) and not any(map(is_sharded, recipe.model.parameters())):
-            hint = "model = run.wrap(model) before the optimizer is built"
+            hint = "call model = run.wrap(model) before you build the optimizer"
             raise ConfigError(f"{SETTING}: the loop has sharded no model over the ranks", hint=hint)
     elif recipe.loss is None:
         raise _can_not_shard("a model with Recipe(step=...)", "return a Recipe with a loss")
@@ -53,7 +53,7 @@ def check_sharding(config: RunConfig, recipe: Recipe, accelerator: Accelerator) 
 
 
 def _can_not_shard(problem: str, hint: str) -> ConfigError:
-    return ConfigError(f"{SETTING}: the engine can't shard {problem}", hint=hint)
+    return ConfigError(f"{SETTING}: Holdfast can't shard {problem}", hint=hint)
 
 
 def is_cut(config: RunConfig, accelerator: Accelerator) -> bool:
@@ -81,8 +81,8 @@ def find_mesh(config: RunConfig, accelerator: Accelerator) -> Any:
     shape, ranks = config.compute.mesh, int(accelerator.num_processes)
     if shape is not None and shape.size != ranks:
         raise ConfigError(
-            f"compute.mesh is {shape.replicate} x {shape.shard} x {shape.tensor}, and the run has {ranks} ranks",
-            hint="replicate x shard x tensor is the number of ranks of all nodes",
+            f"compute.mesh = {shape.replicate} x {shape.shard} x {shape.tensor} doesn't match the run's {ranks} ranks",
+            hint="make replicate x shard x tensor equal to the number of ranks on all nodes",
         )
     sizes = (shape.replicate, shape.shard, shape.tensor) if shape else (1, ranks, 1)
     return _make_mesh(accelerator.device.type, sizes)
@@ -125,7 +125,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
     after = list(model.named_parameters(remove_duplicate=False))
     if [each.shape for each in before.values()] != [each.shape for _, each in after]:
         raise ConfigError(
-            "parallelize has given the model different parameters than it had",
+            "the function parallelize has given the model different parameters",
             hint="change the model in the function that builds it; parallelize only shards it",
         )
     found: dict[int, nn.Parameter] = {}
@@ -134,7 +134,7 @@ def match_parameters(before: Mapping[str, nn.Parameter], model: nn.Module) -> di
             tied = [known for known, each in before.items() if each is whole]
             first, names = tied[0], " and ".join(tied)
             raise ConfigError(
-                f"parallelize has untied {names}: each would be trained as a separate parameter",
+                f"the function parallelize has untied {names}: each would be trained as a separate parameter",
                 hint=f"after parallelize_module, tie the parameters again: assign the parameter {first} to {name}",
             )
     return {key: each for key, each in found.items() if id(each) != key}
@@ -187,7 +187,8 @@ def _cut_by(parallelize: Parallelize, model: nn.Module, mesh: Any) -> None:
             raise ConfigError(f"parallelize: {problem}", hint="the plan needs names of model.named_modules()") from None
     if whole := list_whole(model):
         raise ConfigError(
-            f"parallelize has left {shorten(whole, SHOWN_NAMES)} unsharded: nothing would average the gradient",
+            f"the function parallelize has left {shorten(whole, SHOWN_NAMES)} unsharded: nothing would average its "
+            "gradient",
             hint='call fully_shard(model, mesh=mesh["replicate", "shard"]) at its end, which shards the remaining '
             "parameters",
         )

@@ -48,8 +48,8 @@ def check_replicas(exchange: Exchange, payload: Payload) -> None:
     assert found is not None
     (name, _), first, second = found
     raise StateError(
-        f"ranks {first} and {second} hold the same rows of {name} with different values, and a checkpoint "
-        "can keep only one",
+        f"ranks {first} and {second} have different values in the same rows of {name}, and a checkpoint can contain "
+        "only one of them",
         hint="give the replicas of a tensor the same first values and the same gradients, and different layers "
         "different names, such as their number in the whole model: holdfast docs layouts",
     )

@@ -121,7 +121,9 @@ def _allocate(
         for rows in header.rows:
             dtype, shape = shapes.get(rows.name, (rows.dtype, (0, *rows.shape[1:])))
             if (dtype, shape[1:]) != (rows.dtype, rows.shape[1:]):
-                raise CheckpointDamaged(f"the files have rows of {rows.name} with different dtypes or shapes")
+                raise CheckpointDamaged(
+                    f"the checkpoint's files have rows of the tensor {rows.name} with different dtypes or shapes"
+                )
             before = math.prod(shape) if rows.name in shapes else 0
             firsts[-1].append(checkpoint.size_of(dtype, (before,)))
             shapes[rows.name] = dtype, (shape[0] + rows.shape[0], *shape[1:]) if rows.shape else ()

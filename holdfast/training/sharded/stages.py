@@ -187,7 +187,8 @@ def _merge(values: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
                 # tensors), and "$as" its layout in memory.
                 is_marked = any(isinstance(each, dict) and each.keys() & {"$tensor", "$as"} for each in (before, value))
                 raise StateError(
-                    f"ranks {first} and {rank} have a different {whole}, and a checkpoint can keep only one",
+                    f"ranks {first} and {rank} have different values of {whole}, and a checkpoint can contain only "
+                    "one of them",
                     hint=TIED if is_marked else "give all stages the same values; and " + NAMES,
                 )
     return {key: value for key, (_, value) in sorted(found.items())}
@@ -211,7 +212,8 @@ def _merge_optimizers(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = f"{OPTIMIZER}.{GROUPS}.{number}"
         if any(sorted(group[PARAMS]) != group[PARAMS] for group in each):
             raise StateError(
-                f"the optimizer depends on the order of the parameters in {name}, and the stages have no common order",
+                f"the optimizer depends on the order of the parameters in {name}, but the pipeline's stages have no "
+                "common order",
                 hint="use an optimizer that steps each parameter by itself, and leave the groups as they are built",
             )
         values = _merge([{key: value for key, value in group.items() if key != PARAMS} for group in each], name)
@@ -265,8 +267,8 @@ class Wanted:
         ):
             if lost := sorted(saved.difference(*taken)):
                 raise StateError(
-                    f"the checkpoint's {kind} has {lost[0]}, and no rank has built it: the ranks' stages aren't the "
-                    "whole model",
+                    f"the checkpoint's {kind} contains {lost[0]}, which no rank has built: the ranks' pipeline stages "
+                    "aren't the whole model",
                     hint=NAMES,
                 )
 

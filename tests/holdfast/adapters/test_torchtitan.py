@@ -154,14 +154,15 @@ def test_torchtitan_does_not_shorten_the_timeout_of_collectives() -> None:
     ],
 )
 def test_what_torchtitan_decides_is_refused_in_the_configuration(compute: Compute, said: str) -> None:
-    with pytest.raises(RecipeError, match=f"^{said} has no effect on torchtitan's loop$"):
+    with pytest.raises(RecipeError, match=f"^{said} has no effect, because torchtitan's own config decides this$"):
         check_config(compute, 2, make_config())
 
 
 def test_the_length_is_torchtitans_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert divide_steps(2, 8) == 4
     with pytest.raises(
-        RecipeError, match=r"training.steps = 8 in torchtitan's config is no multiple of the run's epochs = 3"
+        RecipeError,
+        match=r"training.steps = 8 in torchtitan's config isn't a multiple of the configuration's epochs = 3",
     ):
         divide_steps(3, 8)
     monkeypatch.setenv(LONGEST_EPOCH_VARIABLE, "5")

@@ -70,7 +70,7 @@ def test_an_endless_pass_continues_after_any_batch(has_own: bool) -> None:
 def test_a_pass_that_ends_without_a_length_is_refused() -> None:
     batches = make(Endless(passes=1))
     assert len(take(batches, 2)) == 2
-    with pytest.raises(RecipeError, match="the sampler has no length, and its batches have ended"):
+    with pytest.raises(RecipeError, match="the sampler has no length, but its batches have ended"):
         take(batches, 1)
 
 

@@ -287,7 +287,9 @@ def test_a_stream_that_gives_other_samples_when_it_is_read_again_is_refused() ->
     batches = of_stream(Changing(), collate=list)
     batches.begin(0, STEPS)
     take(batches, 2 * GRAD_ACCUM)
-    with pytest.raises(RecipeError, match=r"the stream \(.*Changing\) yields different samples when it is read again"):
+    with pytest.raises(
+        RecipeError, match=r"the data \(a .*Changing\) yields different samples when it is read a second time"
+    ):
         batches.begin(2, STEPS, batches.state_dict())
 
 

@@ -200,7 +200,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, program: str, stream
 def test_a_stream_that_nobody_seeds_is_refused_on_resume(tmp_path: Path, stream: str) -> None:
     config = make_config(tmp_path, "recipe", stream)
     saved, _ = live(config, 4)
-    with pytest.raises(RecipeError, match="yields different samples when it is read again") as refused:
+    with pytest.raises(RecipeError, match="yields different samples when it is read a second time") as refused:
         live(config, TOTAL, saved)
     assert "seed the stream's shuffles" in refused.value.hint
 

@@ -262,7 +262,7 @@ def test_a_generator_made_on_a_gpu_after_keep_is_made_there_again(monkeypatch: p
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
 def test_a_generator_of_a_missing_device_is_refused() -> None:
-    with pytest.raises(StateError, match="on the device 'cuda', and there is no such device here"):
+    with pytest.raises(StateError, match="on the device 'cuda', which this machine doesn't have"):
         generators.make_generator({"kind": "torch.Generator", "device": "cuda"})
 
 

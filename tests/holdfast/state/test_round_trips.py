@@ -224,7 +224,7 @@ def test_values_that_share_memory_in_part_share_it_again() -> None:
 
 def test_elements_that_lie_scattered_over_too_much_memory_are_refused() -> None:
     column = torch.empty(3, 2**28 + 9, dtype=torch.bfloat16)[:, :1]
-    with pytest.raises(StateError, match=r"extras\.column is a view whose elements lie scattered"):
+    with pytest.raises(StateError, match=r"extras\.column is a view whose elements are scattered"):
         to_payload({"extras": {"column": column}})
 
 

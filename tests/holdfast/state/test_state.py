@@ -73,7 +73,7 @@ def test_a_class_that_cannot_be_found_again_is_refused() -> None:
     class Inner(NamedTuple):
         x: int
 
-    with pytest.raises(StateError, match=r"extras\.0 is a .*Inner, a class that can't be found by its name on resume"):
+    with pytest.raises(StateError, match=r"extras\.0 is of the class .*Inner, which a resume can't find by its name"):
         to_payload({"extras": [Inner(1)]})
     payload = to_payload({"extras": [Point(1, 2)]})
     for path in (["os", "system"], [__name__, "Phase"], ["not.imported", "Point"]):

@@ -103,7 +103,7 @@ def test_the_objects_inside_a_kept_environment_are_restored(tmp_path: Path) -> N
         ("unreadable", r"run\.keep\(env=\.\.\.\): the state of env\.data, a builtins\.list_iterator, can't be read"),
         (
             "elsewhere",
-            r"env\.data is a multiprocessing\.\w+\.SimpleQueue: a part of the state is in different processes",
+            r"env\.data is a multiprocessing\.\w+\.SimpleQueue, whose state is partly in other processes",
         ),
         ("unseeded", r"a step has made env\.env\.second_random with a seed from the operating system"),
         (

@@ -34,7 +34,7 @@ def make(folder: Path, metric: str, recipe: str = "evaluated") -> Training:
 
 def test_without_an_evaluation_it_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"retention.keep_best.metric = 'accuracy': it is neither avg_loss nor"
+        ConfigError, match=r"retention.keep_best.metric = 'accuracy': expected avg_loss, or a metric"
     ) as caught:
         train_to(make(tmp_path, "accuracy", "plain"), 1)
     assert caught.value.hint == "known: avg_loss"
@@ -44,7 +44,7 @@ def test_without_an_evaluation_it_is_refused_before_the_first_step(tmp_path: Pat
 def test_with_an_evaluation_it_is_refused_at_the_end_of_the_first_epoch(tmp_path: Path) -> None:
     training = make(tmp_path, "acuracy")
     train_to(training, STEPS_PER_EPOCH - 1)
-    with pytest.raises(ConfigError, match="'acuracy': it is neither") as caught:
+    with pytest.raises(ConfigError, match="'acuracy': expected avg_loss") as caught:
         train_to(training, STEPS_PER_EPOCH)
     assert caught.value.hint == "did you mean accuracy?"
 

@@ -164,7 +164,7 @@ def make(**parts: Any) -> Recipe:
         ({"loss": None, "step": fit, "grad_accum": 2}, "grad_accum = 2 has no effect"),
         ({"loss": None, "step": fit, "clip_norm": 1.0}, r"clip_norm = 1\.0 has no effect"),
         ({"data": DataLoader(Points(noise=False)), "batch_size": 8}, "a DataLoader, which yields batches already"),
-        ({"data": DataLoader(Points(noise=False)), "collate": list}, "collate has no effect"),
+        ({"data": DataLoader(Points(noise=False)), "collate": list}, r"Recipe\(collate=...\) has no effect"),
         ({"extras": {"seen": torch.zeros(1)}}, r"extras\['seen'\] is of Tensor, without state_dict"),
     ],
 )
@@ -179,7 +179,11 @@ def test_arguments_that_exclude_each_other_are_refused(parts: dict[str, Any], me
         ("adversarial", {"how": "nothing"}, "the recipe's step returned None"),
         ("adversarial", {"how": "vector"}, r"the step's loss: expected a number, found a Tensor of shape \(2,\)"),
         ("batched", {"how": "list"}, "a resume can't restore the position of a list"),
-        ("criticized", {"synchronized": ["nobody"]}, "synchronized: there is no module 'nobody' among the extras"),
+        (
+            "criticized",
+            {"synchronized": ["nobody"]},
+            "Recipe(synchronized=...): there is no module 'nobody' in Recipe(extras=...)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, recipe: str, settings: dict[str, Any], message: str) -> None:
@@ -190,7 +194,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, recipe: str, settings: dict[str, 
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Schedule("linear"), "a Schedule alone doesn't say to which optimizer it belongs"),
+        (Schedule("linear"), "a single Schedule doesn't say for which it is"),
         ({"bdoy": Schedule("linear")}, "there is no optimizer 'bdoy'"),
     ],
 )
@@ -216,7 +220,7 @@ def program_of(config: RunConfig, **changes: Any) -> Any:
 def test_a_loader_without_a_batch_is_named(tmp_path: Path) -> None:
     config = make_config(tmp_path, "two_rates", {})
     data = DataLoader(Points(noise=False), batch_size=10_000, drop_last=True)
-    with pytest.raises(RecipeError, match="the loader yields 0 batches, but one step takes 2"):
+    with pytest.raises(RecipeError, match="the loader yields 0 batches in a pass, but one step takes 2"):
         Training(config, program_of(config, data=data, batch_size=None, collate=None))
 
 
@@ -232,7 +236,10 @@ def test_fp16_with_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ranks_that_would_train_an_extra_alone_are_refused(tmp_path: Path, nursery: Lives) -> None:
     config = make_config(tmp_path, "criticized", {}, compute=Compute(ranks=2, device="cpu"))
     done = nursery.call("tests.support.forked:prove_mutated", "", config.model_dump(mode="json"), 9, 1, 5)
-    assert "the recipe's optimizer steps the extra 'critic', which each rank would train on its own" in done.stdout
+    assert (
+        "the recipe's optimizer trains the extra 'critic', but nothing averages its gradients over the ranks"
+        in done.stdout
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ from tests.support.trainings import make, save_state
     ids=["sizes", "missing", "counts"],
 )
 def test_groups_of_different_sizes_are_refused(found: list[tuple[int, int]]) -> None:
-    with pytest.raises(RecipeError, match=r"needs equally many ranks; ranks 0, 1, ... are the data ranks 0 of"):
+    with pytest.raises(
+        RecipeError, match=r"needs the same number of ranks, but the ranks 0, 1, ... have the data ranks 0 of"
+    ):
         check_groups(found)
 
 

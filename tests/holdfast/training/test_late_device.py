@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 AT, STOP = 3, 6
 # What a training says of a missing wait: after the first step, or at a save.
-FOUND = ("as it is: it comes back with different elements", "is not finite; nothing was saved")
+FOUND = ("exactly: it comes back with different elements", "is not finite; nothing was saved")
 
 
 Compare = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -89,10 +89,19 @@ def test_an_error_in_an_object_of_the_users_ends_no_search(tmp_path: Path) -> No
         ("rounds_its_weights", "after step 2 0.weight is torch.bfloat16, and was torch.float32 when the loop began"),
         ("grows_in_a_list", r"different tensors than when the loop began: extras.models\[0\].1.bias, extras.models"),
         ("regroups_in_a_list", r"after step 2 optimizers\[0\] has different parameter groups than when the loop began"),
-        ("replaces_a_loss", r"state\['object'\] is a new L1Loss, and a resume would load its state into the MSELoss"),
-        ("replaces_a_layer", r"is a new Conv1d, and its stride differs from the stride when the loop began"),
-        ("replaces_an_optimizer", "is a new Adam, and a resume would load its state into the Adam that was there"),
-        ("replaces_a_scheduler", "is a new CosineAnnealingLR, and a resume would load its state into the LinearLR"),
+        (
+            "replaces_a_loss",
+            r"state\['object'\] has become a new L1Loss, and a resume would load its state into the MSELoss",
+        ),
+        ("replaces_a_layer", r"has become a new Conv1d, whose stride differs from the one when the loop began"),
+        (
+            "replaces_an_optimizer",
+            "has become a new Adam, and a resume would load its state into the Adam that was there",
+        ),
+        (
+            "replaces_a_scheduler",
+            "has become a new CosineAnnealingLR, and a resume would load its state into the LinearLR",
+        ),
         (
             "has_a_league",
             r"after the first step: run.keep\(league=...\): the container has 2 objects with a state_dict now, and had",

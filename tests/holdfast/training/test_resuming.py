@@ -175,7 +175,7 @@ def test_a_value_altered_during_the_restore_is_named(
         alter(training)
 
     monkeypatch.setattr(capturing, "restore", restore_and_alter)
-    with pytest.raises(GateTripped, match="after the restore, ") as caught:
+    with pytest.raises(GateTripped, match="after the checkpoint was restored, ") as caught:
         resume_from(training, averaged, how, 1.0)
     assert caught.value.data["check"] == "state"
     different = caught.value.data["different"]
@@ -192,7 +192,7 @@ def test_a_tensor_altered_by_the_models_own_loading_is_named(tmp_path: Path) -> 
     training = make(tmp_path, "tests.support.varied:pythonic")
     model = training.accelerator.unwrap_model(training.model)
     model.register_load_state_dict_pre_hook(lambda module, state, *_: next(iter(state.values())).add_(1))
-    with pytest.raises(GateTripped, match="after the restore, model"):
+    with pytest.raises(GateTripped, match="after the checkpoint was restored, model"):
         resume_from(training, saved, "record")
 
 

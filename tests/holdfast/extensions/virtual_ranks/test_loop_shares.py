@@ -62,13 +62,16 @@ def test_what_is_logged_in_the_loop_over_shares_is_averaged(tmp_path: Path, shar
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("whole", "compute.virtual_ranks = 8: a whole batch was taken, but virtual ranks train a batch in shares"),
-        ("leaves", "compute.virtual_ranks = 8: step 1 has not trained all shares of its batch"),
+        (
+            "whole",
+            "compute.virtual_ranks = 8: the loop took a whole batch, but virtual ranks train each batch in shares",
+        ),
+        ("leaves", "compute.virtual_ranks = 8: step 1 did not train all shares of its batch"),
         ("twice", r"step.shares\(\) was called twice in step 1"),
-        ("steps", "code that trains a share of a batch has changed the parameters"),
-        ("counts", "code that trains a share of a batch has changed the extras"),
+        ("steps", "the parameters were changed by code that trains only a share of a batch"),
+        ("counts", "the extras were changed by code that trains only a share of a batch"),
         ("logs", "the shares of a batch have logged numbers of different names.*: loss, part, and late, loss, part"),
-        ("lazy", "no optimizer has used the gradient of the step before"),
+        ("lazy", "clear gradients that no optimizer has used"),
     ],
 )
 def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: str) -> None:
@@ -83,8 +86,8 @@ def test_a_mistake_is_refused_at_the_users_line(tmp_path: Path, how: str, said: 
     [
         ("shares:loaded", {"batch_size": 12}, "a batch of 12 samples in equal shares"),
         ("shares:loaded", {"drop_last": False}, "a pass's last batch of 10 samples in equal shares"),
-        ("loops:nodes", {}, "data that can't be cut into shares"),
-        ("loops:plain", {}, "data that can't be cut into shares"),
+        ("loops:nodes", {}, "this data, which can't be divided into shares"),
+        ("loops:plain", {}, "this data, which can't be divided into shares"),
     ],
 )
 def test_data_that_cannot_be_cut_into_shares_is_refused(
@@ -97,7 +100,7 @@ def test_data_that_cannot_be_cut_into_shares_is_refused(
 
 
 def test_a_loop_that_takes_a_loaders_batches_as_a_whole_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="a whole batch was taken, but virtual ranks train a batch in shares"):
+    with pytest.raises(RecipeError, match="the loop took a whole batch, but virtual ranks train each batch in shares"):
         live(make_config(tmp_path, recipe="loaded", is_whole=True), 1)
 
 

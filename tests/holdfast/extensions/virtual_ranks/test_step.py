@@ -165,7 +165,7 @@ def test_a_parameter_that_no_share_uses_has_no_gradient(tmp_path: Path) -> None:
         ("shares:averaged", 5, {}, "16 samples in equal shares"),
         ("shares:averaged", 4, {"ranks": 1, "mixed_precision": "fp16"}, "fp16"),
         ("composed:adversarial", 8, {}, "with Recipe"),
-        ("varied:streamed", 2, {}, "data that can't be cut into shares"),
+        ("varied:streamed", 2, {}, "this data, which can't be divided into shares"),
         ("shares:synced", 8, {}, "blocks.0.1, a SyncBatchNorm"),
     ],
 )
@@ -213,5 +213,5 @@ def test_the_fingerprint_has_the_shares_in_place_of_the_ranks(tmp_path: Path) ->
 
 def test_an_extra_that_a_share_changes_is_refused(tmp_path: Path) -> None:
     training = Training(make_config(tmp_path).model_copy(update={"settings": {"how": "counts"}}))
-    with pytest.raises(RecipeError, match="code that trains a share of a batch has changed the extras"):
+    with pytest.raises(RecipeError, match="the extras were changed by code that trains only a share of a batch"):
         train_step(training)

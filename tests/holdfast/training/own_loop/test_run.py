@@ -126,7 +126,7 @@ def test_the_constants_of_a_loop_are_on_record(tmp_path: Path) -> None:
 
 def test_another_object_in_the_place_of_a_kept_one_is_refused(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(inspect.getsource(loops).splitlines(), 1) if "x + queue[:5]" in text)
-    message = rf"loops.py:{line}: queue is kept, and step 1 has put another object in its place"
+    message = rf"loops.py:{line}: queue is kept, but step 1 has replaced it with a different object"
     with pytest.raises(RecipeError, match=message):
         live(make_config(tmp_path, "replaces"), 2)
 
@@ -141,7 +141,9 @@ def test_a_replaced_object_that_no_step_looks_for_is_refused_before_the_save(tmp
             yield
         raise AssertionError("the state would be saved now")
 
-    with pytest.raises(RecipeError, match="queue is kept, and one of the steps 5 to 7 has put another object"):
+    with pytest.raises(
+        RecipeError, match="queue is kept, but one of the steps 5 to 7 has replaced it with a different object"
+    ):
         run_program(config, serve)
     assert trained == [*range(7)]
 
@@ -161,7 +163,7 @@ def line_of(text: str) -> str:
 @pytest.mark.parametrize(
     ("how", "at", "message"),
     [
-        ("nothing", "def wrong", "the function returned without a step"),
+        ("nothing", "def wrong", "the recipe's function returned, but trained no step"),
         ("keeps nothing", "for step in run.steps", "the loop begins without run.keep"),
         ("number", "run.keep(model=model, opt", r"run\.keep\(best=\.\.\.\): 1\.0 can't be changed in place"),
         ("none", "run.keep(model=model, opt", r"run\.keep\(generator=\.\.\.\): None can't be changed in place"),
@@ -173,7 +175,7 @@ def line_of(text: str) -> str:
         ("logs early", "run.log(loss=1.0)", r"run\.log\(\.\.\.\) was called outside the loop"),
         ("shuffles", "shuffle=True", r"run\.batches\(\): unknown option shuffle"),
         ("other data", "in run.batches(DataLoader", r"run\.batches\(\.\.\.\) has different data than run\.epochs"),
-        ("no length", "for step in run.steps", "the length of an epoch isn't known"),
+        ("no length", "for step in run.steps", "the number of steps in an epoch isn't known"),
         ("breaks", "def wrong", "the loop was left in step 3 of 18"),
         ("keeps late", "run.keep(late={})", r"run\.keep\(\.\.\.\) was called after the first step"),
         ("logs a vector", "run.log(loss=torch.ones(2))", r"expected a number, found a Tensor of shape \(2,\)"),

@@ -44,11 +44,11 @@ def test_the_union_has_the_names_of_all_stages_and_the_rest_of_the_main_rank() -
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"group": {"lr": 0.3}}, "ranks 0 and 1 have a different optimizer.param_groups.0.lr"),
+        ({"group": {"lr": 0.3}}, "ranks 0 and 1 have different values of optimizer.param_groups.0.lr"),
         ({"groups": []}, "the optimizer has 2 parameter groups in rank 0 and 0 in rank 1"),
         ({"group": {"params": ["b", "a"]}}, "depends on the order of the parameters in optimizer.param_groups.0"),
-        ({"model": {"scale": mark("model.other")}}, "ranks 0 and 1 have a different model.scale"),
-        ({"schedulers": [{"last_epoch": 4}]}, "ranks 0 and 1 have a different schedulers"),
+        ({"model": {"scale": mark("model.other")}}, "ranks 0 and 1 have different values of model.scale"),
+        ({"schedulers": [{"last_epoch": 4}]}, "ranks 0 and 1 have different values of schedulers"),
     ],
 )
 def test_stages_with_different_values_under_one_name_are_refused(changed: dict[str, Any], message: str) -> None:
