@@ -24,7 +24,9 @@ def check_machine(config: RunConfig) -> None:
     """
     for name, reason in call_all("admission", config):
         if reason:
-            raise MachineRefused(f"{name} refuses this machine: {reason}", hint="start the run on another machine")
+            raise MachineRefused(
+                f"the extension {name} refuses this machine: {reason}", hint="start the run on another machine"
+            )
 
 
 def check_drained(drain_file: str | None) -> None:

@@ -291,7 +291,11 @@ class Attempt:
         self._history = CostHistory(self.journal, self.number) if self.config.chunk.is_auto else None
         self.upkeep.is_owed = known.newest is not None  # the last attempt may not have done its upkeep
         if is_end:
-            log.info("attempt %d (%s): all steps are trained; finishing the run's upkeep", self.number, reason)
+            log.info(
+                "attempt %d (%s): all steps are trained already; this attempt only prunes and writes reports",
+                self.number,
+                reason,
+            )
         return not is_end
 
     def _is_being_finished(self, known: Known) -> bool:
@@ -351,8 +355,8 @@ class Attempt:
         log.info("attempt %d (%s): %s", self.number, self._reason, describe_beginning(self.head, self.total_steps))
         if self.config.determinism.mode == "fast":
             log.warning(
-                'determinism.mode = "fast": the same steps may give different bits each time; '
-                "bit-exactness is not promised"
+                'determinism.mode = "fast": the same steps may give different bits each time, so a resume may not be '
+                "exact"
             )
 
     def _is_verified_end(self, newest: Commit) -> bool:
@@ -423,7 +427,8 @@ class Attempt:
                 # ranks that answered had no new step to save
                 if error.data.get("is_silent"):
                     log.warning(
-                        "no checkpoint could be saved before the machine is taken away; earlier commits remain valid"
+                        "no checkpoint could be saved before the machine was due to be taken away; the run continues "
+                        "from its last commit"
                     )
                 return None
             raise self._note_failure(error) from error.__cause__
@@ -497,7 +502,7 @@ class Attempt:
         if present.fingerprint != self.fingerprint:
             self.line.config_fingerprint = present.fingerprint
             self.journal.record_config(self.fingerprint, present.identity, self.config.model_dump(mode="json"))
-            log.info("steps whose batches are drawn and not trained: %s", self.config.skip or "none any more")
+            log.info("skipped steps (their batches are read, but not trained): %s", self.config.skip or "none any more")
 
     def _note_failure(self, error: HoldfastError) -> HoldfastError:
         """Record a failure of the ranks. Return the error to raise: this error, or `NoProgress` if it was repeated."""
@@ -722,7 +727,9 @@ class Attempt:
                 trained, self.step + 1, trained, reason,
             )  # fmt: skip
         elif self._is_claimed:
-            log.info("stopped after step %d, which is saved and committed; the same command continues it", self.step)
+            log.info(
+                "stopped after step %d, which is saved and committed; the same command continues the run", self.step
+            )
 
     def _add_lost(self) -> None:
         """Add the checkpoints whose reports a signal has interrupted after they had left the queue of events.
@@ -819,4 +826,4 @@ class Attempt:
             self.journal.end_attempt(self.number, Ending(ending.reason, ending.message, step))
             self._is_on_record = True
         except HoldfastError as error:
-            log.warning("the attempt's ending can't be recorded: %s", error)
+            log.warning("the reason why this attempt ended can't be recorded: %s", error)

@@ -180,8 +180,8 @@ class EarlierSteps:
         line.note_unproved()
         step = line.head.step if line.head else 0
         log.info(
-            "unproved: no steps of the earlier attempt after step %d can be compared; a rehearsal follows, unless the "
-            "run ends within a minute",
+            "this resume isn't proved: the earlier attempt has left no steps after step %d to compare; a rehearsal "
+            "follows, unless the run ends within a minute",
             step,
         )
 
@@ -277,6 +277,8 @@ class EarlierSteps:
             self._differences.record(head, shadow.lines, "", shadow.unregistered)
         elif shadow is not None:
             log.info(
-                "the stop after step %d left no time to train steps with which a resume can be compared", head.step
+                "the stop after step %d left no time for a shadow: steps with which the next attempt could compare "
+                "its own steps",
+                head.step,
             )
         delete_lived(self._folder, head.attempt, head.step)

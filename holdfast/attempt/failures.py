@@ -22,5 +22,5 @@ class Failures:
         self._last = failure
         if not is_repeated:
             return None
-        message = f"the same failure twice in a row, with no step committed in between: {error}"
+        message = f"the ranks failed twice in the same way, with no step committed in between: {error}"
         return NoProgress(message, hint=error.hint, step=step, reason=error.reason)

@@ -61,8 +61,8 @@ def train_late(line: Line, ranks: AttemptRanks, renew: Renew, has_notice: Callab
     if any(bool(each.get("skipped")) != (each["step"] in skipped) for each in known):
         return None
     log.info(
-        "the stop after step %d left no steps to compare with a resume: training such steps now, from the "
-        "commit before",
+        "the stop after step %d left no steps to compare with those of this attempt, so new ranks train such steps "
+        "now, from the commit before",
         head.step,
     )
     ranks.is_quiet = True

@@ -514,7 +514,12 @@ class Line:
         """Return whether a checkpoint may be adopted: no extension refuses it."""
         doubt = ask_adoption(self.journal, self.head, self.attempt, saved)
         if doubt:
-            log.warning("step %d (%s) is not adopted, and trained again: %s", saved.step, saved.path, doubt)
+            log.warning(
+                "the checkpoint of step %d (%s) is not adopted, so its steps are trained again: %s",
+                saved.step,
+                saved.path,
+                doubt,
+            )
         return not doubt
 
     def _is_refused(self, saved: Saved) -> bool:
@@ -528,7 +533,8 @@ class Line:
         save_s = self.head.save_s if self.head else 0.0
         if saved.train_s < save_s:
             log.info(
-                "training the steps up to %d again, in %.1f s: copying their checkpoint to the store takes %.1f s",
+                "training the steps up to step %d again, which takes %.1f s; copying their checkpoint to the store "
+                "would take %.1f s",
                 saved.step, saved.train_s, save_s,
             )  # fmt: skip
         return saved.train_s >= save_s

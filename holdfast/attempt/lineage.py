@@ -194,8 +194,8 @@ def check_skips(commit: Commit, saved: Mapping[str, Any] | None, current: Mappin
         raise ConfigDrift(
             f"settings differ: commit {commit.number} (step {commit.step}) was trained with steps {before or 'none'} "
             f"skipped, and the configuration skips steps {now or 'none'}",
-            hint=f"put the saved list back (--set 'skip=\"{before}\"'), or go back to a commit before the step: "
-            "holdfast skip RUN STEPS, or holdfast skip RUN STEPS --off to train them",
+            hint=f"to keep the saved list: --set 'skip=\"{before}\"'; to change the list, and continue from a commit "
+            "before these steps: holdfast skip RUN STEPS, or with --off to train them",
             fields={"skip": [str(before), str(now)]},
         )
     return f"steps whose batches are drawn and not trained: {now or 'none'}" if changed else ""
@@ -217,10 +217,10 @@ def check_same_build(before: Present, present: Present, accept: Sequence[str]) -
 
 def _warn_of(changes: Sequence[Change]) -> None:
     for change in changes[:SHOWN_CHANGES]:
-        log.warning("drift: %s; allowed, and recorded in the lineage", change)
+        log.warning("drift: %s; this change is allowed, and recorded", change)
     if len(changes) > SHOWN_CHANGES:
         log.warning(
-            "drift: %d more changes; allowed, and recorded in the lineage",
+            "drift: %d more changes, which are allowed, and recorded",
             len(changes) - SHOWN_CHANGES,
         )
 
@@ -264,11 +264,14 @@ def judge_environment(past: Past, present: Present, resume: Resume) -> Verdict:
         reasons = f" {verdict.reasons[0]}"
     if resume.environment == "refuse":
         raise DeterminismError(
-            f"equal bits are not promised on this machine:{reasons}",
-            hint="continue on a machine like the one that trained the run, or accept this one: "
-            "--set resume.environment=record",
+            f"this machine may compute different bits than the run's earlier machine:{reasons}",
+            hint="continue on a machine like the earlier one; or accept this machine: --set resume.environment=record",
         )
-    log.warning("equal bits are not promised on this machine; the run continues and records the reason:%s", reasons)
+    log.warning(
+        "this machine may compute different bits than the run's earlier machine; the run continues and records the "
+        "reason:%s",
+        reasons,
+    )
     return verdict
 
 

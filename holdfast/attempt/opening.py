@@ -95,7 +95,7 @@ class Known:
         with contextlib.suppress(RecordDamaged):
             if self.has_unfinished_import(journal):
                 raise WrongUse(
-                    f"the import into run {journal.run!r} was not finished",
+                    f"the import of a checkpoint into run {journal.run!r} was interrupted",
                     hint="finish it with the same holdfast import command, or train under another name (--set run=...)",
                 )
 

@@ -147,7 +147,7 @@ class AttemptRanks:
         compute = self.config.compute
         if node := find_node(compute):
             raise ConfigError(
-                f"node {node} can't run an attempt: only node 0 does", hint=f"start node {node} with holdfast train"
+                f"node {node} can't run an attempt: only node 0 can", hint=f"start node {node} with holdfast train"
             )
         if compute.has_rendezvous or compute.has_cluster:
             log.info("%s%s", REHEARSAL if self._aside is not None else "", describe_rank_wait(compute))
@@ -263,7 +263,9 @@ class AttemptRanks:
             offset, content_id = begin_from_ancestor(self.own, found), found.checkpoint_sha256[:12]
             origin = f"run {found.run}, commit {found.commit} ({content_id})"
             origin = origin if found.commit else f"{found.run} ({content_id})"
-            log.info("begins with the weights of %s, anneal offset %d", origin, offset)
+            log.info(
+                "the run begins with the weights of %s; its anneals begin at step %d of their schedules", origin, offset
+            )
 
     @property
     def began_at(self) -> str:

@@ -457,7 +457,9 @@ class Rehearsals:
         """
         self._is_alone = True
         which = "rehearsing later, " if rehearsal.ends_before else "rehearsing "
-        log.warning("new ranks beside the running ranks failed (%s); %swithout the running ranks", error, which)
+        log.warning(
+            "new ranks beside the running ranks failed (%s); %safter the running ranks have ended", error, which
+        )
         if rehearsal.ends_before:
             self._ranks.put_back()
         else:
@@ -479,7 +481,9 @@ class Rehearsals:
         except (StateError, RecipeFailed) as error:
             number = line.head.number if line.head else 0
             self._tell(CheckpointVerdict("rehearsal", "refused", number, time.monotonic() - rehearsal.began))
-            raise Inexact(f"this run could not be resumed: {error}", hint=error.hint or GO_ON) from error
+            raise Inexact(
+                f"the run could not be resumed from its checkpoint: {error}", hint=error.hint or GO_ON
+            ) from error
 
     def _train(self, line: Line, rehearsal: Rehearsal, renew: Renew, *, is_kept: bool) -> list[dict[str, Any]]:
         head = line.head

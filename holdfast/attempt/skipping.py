@@ -94,8 +94,8 @@ def finish_going_back(journal: Journal, record: SkipRecord) -> list[int]:
         return []
     if find_verified_before(journal, record.first_commit) is None:
         raise NoVerifiedCheckpoint(
-            f"run {journal.run!r} can't go back before step {Steps.parse(record.changed).first}: no checkpoint before "
-            f"commit {record.first_commit} verifies",
+            f"run {journal.run!r} can't go back to a step before {Steps.parse(record.changed).first}: every "
+            f"checkpoint before commit {record.first_commit} is deleted or damaged",
             hint="restore the run's folder from a backup, or train under another name (--set run=...)",
         )
     did = "skipped steps that are to be trained" if record.is_off else "trained steps that are to be skipped"
@@ -143,7 +143,10 @@ def _find_start(
         end = _find_end(journal, newest)
         done = f"the run ends with step {end}" if end and steps.last > end else done
         hint = "train the run past the skipped steps first" if is_off else ELSE.format(steps=steps)
-        raise WrongUse(f"{steps.named} of {run}: not {'passed' if is_off else 'trained'} yet: {done}", hint=hint)
+        raise WrongUse(
+            f"{steps.named} of {run}: the run has not {'passed' if is_off else 'trained'} that far yet: {done}",
+            hint=hint,
+        )
     first = newest
     for first in journal.walk_back(newest):
         if first.origin and changed.first <= first.step:

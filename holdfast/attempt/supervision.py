@@ -111,7 +111,8 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
     lost = sum(map(_is_lost_machine, ends))
     if _is_lost_machine(last) and limits.max_preemptions is not None and lost > limits.max_preemptions:
         raise NoProgress(
-            f"{lost} machines were lost, and supervision.max_preemptions is {limits.max_preemptions}; the last: {last}",
+            f"the run has lost {lost} machines, and supervision.max_preemptions allows {limits.max_preemptions}; the "
+            f"last one: {last}",
             hint="raise supervision.max_preemptions and start the run again: it continues",
             step=last.step,
         )
@@ -119,7 +120,7 @@ def choose_wait_s(ends: Sequence[Ending], limits: Supervision) -> float:
     failures = [end for end in idle if not _is_lost_machine(end)]
     if len(failures) >= limits.max_failures:
         raise NoProgress(
-            f"{len(failures)} attempts in a row failed with no step committed in between; the last: {failures[-1]}",
+            f"{len(failures)} attempts in a row failed, and committed no step; the last failure: {failures[-1]}",
             hint="fix the cause and start the run again: it continues from its last verified checkpoint",
             step=last.step,
         )

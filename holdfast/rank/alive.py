@@ -80,7 +80,10 @@ class NodeWatch:
             lost = [sign.partition(" ")[2] for sign, at in list(self._seen.values()) if sign != LEFT and at < due]
             if lost:
                 names = ", ".join(sorted(lost))
-                hint = "check that the node is up and that other nodes can reach it; compute.lost_after_s sets the time"
+                hint = (
+                    "check that the node runs and that other nodes can reach it; compute.lost_after_s sets the time "
+                    "limit"
+                )
                 self._report(RankDied(f"no heartbeat from {names} for {spell_s(self._lost_after_s)}", hint=hint))
                 return
 

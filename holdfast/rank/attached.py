@@ -116,7 +116,7 @@ class AttachedRanks(Ranks):
         door = self.door
         if door is None:
             raise ConfigError(
-                'compute.launcher = "attached": no launcher has started this process',
+                'compute.launcher = "attached", but no launcher has started this process',
                 hint=f"leave this setting out: holdfast.attach sets it in the script that a launcher starts; {DOCS}",
             )
         if not door.is_open:
@@ -152,7 +152,7 @@ class AttachedRanks(Ranks):
         own = [beats[pid] for pid in gone if pid in beats]
         dead = sorted(rank for rank, beat in own if beat.standing is RankStanding.TRAINING)
         if self._is_built and not dead:
-            return RankDied("the ranks have ended as their launcher told them to", is_ordered=True)
+            return RankDied("the ranks have ended, because their launcher told them to", is_ordered=True)
         named = ", ".join(f"rank {rank}" for rank in dead) or f"process {gone[0]}" if gone else "all ranks"
         return self._log.describe_end(f"{named} died; see the output of the launcher")
 

@@ -81,7 +81,7 @@ def make_door(name: str) -> socket.socket:
             if time.monotonic() > deadline:
                 door.close()
                 raise ConfigError(
-                    "another launcher with the same variables starts ranks on this machine",
+                    "another launcher on this machine starts ranks with the same MASTER_ADDR and MASTER_PORT",
                     hint="give each launcher a port of its own, such as torchrun --standalone",
                 ) from None
             time.sleep(LOOK_EVERY_S)
@@ -109,8 +109,8 @@ def knock(name: str, within_s: float) -> Answer:
                     return _receive(own)
             break
     raise NodesMissing(
-        f"the attempt that the first rank of this machine starts has not answered within {spell_s(within_s)}",
-        hint="every process of the launcher has to call holdfast.attach; compute.wait_s sets the time",
+        f"the first rank of this machine has started an attempt, which has not answered within {spell_s(within_s)}",
+        hint="every process that the launcher starts has to call holdfast.attach; compute.wait_s sets the time limit",
     )
 
 
@@ -171,7 +171,8 @@ class Door:
                     raise RankDied("the first rank of this machine has ended before the others connected")
                 raise NodesMissing(
                     f"{len(self._guests)} of {self._count} ranks connected to the attempt within {spell_s(within_s)}",
-                    hint="every process of the launcher has to call holdfast.attach; compute.wait_s sets the time",
+                    hint="every process that the launcher starts has to call holdfast.attach; compute.wait_s sets the "
+                    "time limit",
                 )
         return self._guests
 

@@ -45,7 +45,8 @@ class RankLog:
             return self.path.open("ab")
         except OSError as error:
             raise ConfigError(
-                f"the ranks' output can't be written to {self.path}: {error.strerror}", hint='--set log.folder="..."'
+                f"the log {self.path} of the ranks' output can't be written: {error.strerror}",
+                hint='--set log.folder="..."',
             ) from None
 
     def describe_end(self, known: int | str) -> RankDied | OutOfMemory:

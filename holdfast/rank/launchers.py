@@ -73,8 +73,8 @@ def find_slot(environ: Mapping[str, str] = os.environ) -> Slot:
         return Slot()
     if not (slot.rank < slot.size and slot.local_rank < slot.local_size):
         raise ConfigError(
-            f"{slot.launcher} gave this process rank {slot.rank} of {slot.size}, and {slot.local_rank} of "
-            f"{slot.local_size} on this machine: expected numbers from 0"
+            f"{slot.launcher} gave this process rank {slot.rank} of {slot.size}, and local rank {slot.local_rank} of "
+            f"{slot.local_size} on this machine: expected ranks counted from 0"
         )
     if slot.size % slot.local_size:
         raise ConfigError(
@@ -128,7 +128,7 @@ def _read(environ: Mapping[str, str], name: str) -> str:
 
 
 def _make_missing_error(name: str, environ: Mapping[str, str]) -> ConfigError:
-    started = f"{name_launcher(environ)} started this process without {name}"
+    started = f"{name_launcher(environ)} started this process without the variable {name}"
     return ConfigError(started, hint="start the process with torchrun or srun")
 
 
@@ -175,7 +175,7 @@ def refuse_launcher(compute: Compute, environ: Mapping[str, str] = os.environ) -
     else:
         instead = f"once, with --set compute.ranks={count}"
     raise ConfigError(
-        f"{launcher} has started {count} processes of this command, and each would train the run: the command starts "
-        "its ranks itself",
+        f"{launcher} has started {count} processes of this command, and each would train the run; start it once, "
+        "because it starts its ranks itself",
         hint=f"start the command {instead}; or let {launcher} start a script that calls holdfast.attach; {DOCS}",
     )

@@ -260,7 +260,7 @@ class Ranks:
         """
         while isinstance(event := self.next_event(), Skipped | Woken):
             if isinstance(event, Woken) and self.gives_up():
-                raise RankDied("this machine will be taken away", is_given_up=True)
+                raise RankDied("this machine will be taken away, so the ranks are stopping", is_given_up=True)
             if isinstance(event, Skipped):
                 log.info("reading the data again from its beginning: micro-batch %d of %d", event.done, event.total)
         if isinstance(event, kind):
@@ -291,7 +291,7 @@ class Ranks:
         self._events.put(None)  # mark the end of the events again, so that the next `next_event` raises the error, too
         code = self._process.wait()
         if code == 0 and self._is_built and self._compute.has_rendezvous:
-            return RankDied("the ranks have ended as they were told to", is_ordered=True)
+            return RankDied("the ranks have ended, because they were told to", is_ordered=True)
         never_met = None if self._is_built else explain_end(self._log.read(), self._compute)
         return never_met or self._log.describe_end(code)
 

@@ -472,6 +472,6 @@ def _decode(line: str | bytes, kinds: Mapping[str, type[BaseModel]]) -> Any:
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # both pydantic and json raise ValueErrors
         start = line[:SHOWN_LETTERS]
         raise RunStopped(
-            f"attempt and ranks don't understand each other: {start!r}: {type(error).__name__}",
-            hint="start again; Holdfast was probably updated while the run was trained",
+            f"the attempt and its ranks don't understand each other's messages: {start!r}: {type(error).__name__}",
+            hint="start the run again: Holdfast was probably updated while the run trained",
         ) from error

@@ -66,7 +66,7 @@ def compare_nodes(first: NodeIdentity, second: NodeIdentity) -> None:
         more = len(shown) - SHOWN_CHANGES
         shown[SHOWN_CHANGES:] = [f"and {more} more"] if more > 0 else []
         raise ConfigDrift(
-            f"{first.name} and {second.name} would not train the same: {'; '.join(shown)}",
+            f"{first.name} and {second.name} would train differently: {'; '.join(shown)}",
             hint="put the same settings, code and packages on all nodes",
             fields={change.name: [change.saved, change.current] for change in causes},
         )

@@ -98,9 +98,12 @@ class CodeRecord:
                 self._loaded.add(name)
                 if known is not None and known != hashlib.sha256(data).hexdigest():
                     raise ConfigDrift(
-                        f"{name} was loaded from {find_file(name)}, which is not the code that was found for it before "
-                        "the first step",
-                        hint="the file changed meanwhile, or another folder came first on sys.path: start again",
+                        f"the module {name} was loaded from {find_file(name)}, and its code there differs from the "
+                        "code that Holdfast recorded before the first step",
+                        hint=(
+                            "start again: the file was changed meanwhile, or sys.path now finds the module in another "
+                            "folder"
+                        ),
                     )
                 self._add(name, data, is_python=find_file(name).endswith(".py"))
         self._packages |= find_packages(found)

@@ -52,8 +52,9 @@ def find_address(compute: Compute) -> str:
         ) from None
     if ip_address(own).is_loopback and not is_loopback(host):
         raise ConfigError(
-            f"{name_rendezvous(compute)}: here {host} is {own}, which no other node can reach",
-            hint="/etc/hosts may give the name this address; give the IP address of node 0 instead of its name",
+            f"{name_rendezvous(compute)}: on this node the name {host} means the address {own}, which no other node "
+            "can reach",
+            hint="give the IP address of node 0 instead of its name, which /etc/hosts may map to this address",
         )
     return own
 
@@ -177,6 +178,6 @@ def explain_end(text: str, compute: Compute) -> HoldfastError | None:
     if NOT_REACHED in text:
         return NodesMissing(
             f"{name_rendezvous(compute)} can't be reached from {socket.gethostname()}",
-            hint="check that this is an address of node 0, that node 0 is up, and that its port accepts this node",
+            hint="check that this is an address of node 0, that node 0 runs, and that no firewall blocks this node",
         )
     return None

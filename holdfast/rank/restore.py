@@ -69,7 +69,10 @@ def restore_again(
     folder = folder.inside(order.aside) if order.aside else folder
     loaded = load_checkpoint(training, folder, order.commit, events)
     if loaded is None:
-        raise CheckpointDamaged(f"{order.commit.path} is damaged: it could be read before, and can't be read now")
+        raise CheckpointDamaged(
+            f"checkpoint {order.commit.path} was damaged meanwhile: the ranks have read it before, and can't read it "
+            "now"
+        )
     if are_weights:
         resume_weights(training, loaded[0])
     else:
@@ -114,7 +117,9 @@ def load_checkpoint(
         payload = read_state(training, folder, commit, near)
         metadata = checkpoint.read_metadata(folder, commit.path)
         if metadata is None:  # the checkpoint was deleted after its payload was read
-            raise CheckpointDamaged(f"{commit.path} has no metadata.json any more")
+            raise CheckpointDamaged(
+                f"checkpoint {commit.path} was deleted while it was read: its metadata.json is missing"
+            )
         loaded = payload, metadata
     except CheckpointDamaged as error:
         problem = Damaged.of(error)

@@ -66,8 +66,8 @@ def connect() -> None:
         raise NodesMissing(
             f"no Ray cluster can be reached at {address} from {socket.gethostname()}: "
             f"{shorten(str(error), SHOWN_LETTERS)}",
-            hint="check that the cluster is up and this machine belongs to it; the environment variable RAY_ADDRESS "
-            "is the address of its GCS",
+            hint="check that the cluster runs, that this machine belongs to it, and that RAY_ADDRESS is the address "
+            "of the cluster's GCS",
         ) from None
 
 
@@ -117,7 +117,7 @@ def _reserve(bundle: Bundle, count: int, until: float, is_wanted: Callable[[], b
     group = placement_group([bundle] * count, strategy="STRICT_SPREAD")
     while not group.wait(LOOK_EVERY_S):
         if not is_wanted():
-            raise RunStopped("the attempt has ended before the Ray cluster had room for its ranks")
+            raise RunStopped("the attempt ended while it waited for free room in the Ray cluster for its ranks")
         if time.monotonic() > until:
             remove_placement_group(group)
             return None

@@ -138,7 +138,7 @@ class Relay:
                     f"holdfast can't be imported on the nodes of the Ray cluster: {last_line(error)}",
                     hint="install the same packages on all machines, as in one image",
                 ) from None
-            raise RankDied(f"a node of the Ray cluster is lost: {last_line(error)}") from None
+            raise RankDied(f"a node of the Ray cluster is gone: {last_line(error)}") from None
 
     # ---- orders
 

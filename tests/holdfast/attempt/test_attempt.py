@@ -162,8 +162,8 @@ def test_a_command_that_comes_before_the_first_has_ended_completes_too(
     assert live(config, [Overtaken()]).complete
     assert [each.complete for each in others] == [True]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "pruning failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues "
-        "(another process trains this run now; its commits are untouched)"
+        "pruning failed: attempt 1 of run 'run' is superseded by attempt 2; the run continues (a later attempt, in "
+        "another process, trains this run now; the commits of both attempts stay)"
     ]
     journal = journal_of(config)
     assert [ending.reason for ending in journal.endings()] == ["vanished", "completed"]
@@ -333,7 +333,8 @@ def test_a_run_begins_with_the_weights_of_another(
     straight = make_config(tmp_path, "straight", "tests.support.varied:pythonic", init_from=init, epochs=2)
     caplog.set_level(logging.INFO)
     live(straight)
-    assert re.search(r"begins with the weights of run ancestor, commit 4 \(\w{12}\), anneal offset 12\n", caplog.text)
+    origin = r"the run begins with the weights of run ancestor, commit 4 \(\w{12}\)"
+    assert re.search(f"{origin}; its anneals begin at step 12 of ", caplog.text)
     cut = make_config(tmp_path, "cut", "tests.support.varied:pythonic", init_from=init, epochs=2)
     train(cut, chunks=1)
     train(ancestor.model_copy(update={"epochs": 3}))  # it continues: who has begun with it isn't touched

@@ -60,7 +60,7 @@ def content_id(config: RunConfig) -> str:
     ("recipe", "check", "named"),
     [
         ("late", "results", "model.calls (int) changes when the model is called"),
-        ("loading", "state", "after the restore, model.0.bias differ from the saved state"),
+        ("loading", "state", "after the checkpoint was restored, model.0.bias differ from the saved state"),
     ],
 )
 def test_a_run_that_no_checkpoint_can_continue_stops(tmp_path: Path, recipe: str, check: str, named: str) -> None:

@@ -275,7 +275,7 @@ def test_who_is_superseded_adopts_nothing(line: Line) -> None:
         ([21, 22, 24, *range(25, 31)], "has step 24 after step 22"),
         ([*range(21, 30), 29, 30], "has step 29 after step 29"),
         ([], "its trail has no step"),
-        (["x"], "has a line that is no step"),
+        (["x"], "has a line that isn't a step's metrics"),
     ],
 )
 def test_an_orphan_goes_on_where_its_parents_trail_ends(

@@ -55,7 +55,7 @@ def test_resume_refuses_the_commits_of_another_run(
     [
         ({"previous_record_sha256": "f" * 64}, "commits/00000002.json isn't linked to commits/00000001.json"),
         ({"previous_checkpoint_sha256": "f" * 64}, "was trained from a different checkpoint than that of commit 1"),
-        ({"parent": 2}, "was trained from commit 2, which is later"),
+        ({"parent": 2}, "says that its parent is commit 2, which is later"),
         ({"step": 21}, "epoch-0002: step was saved as 20 but committed as 21"),
         ({"epoch": 7}, "epoch-0002: epoch was saved as 2 but committed as 7"),
         ({"config_fingerprint": "f" * 64}, "epoch-0002: config_fingerprint was saved as"),

@@ -90,8 +90,8 @@ def test_a_prune_that_fails_says_what_to_do(tmp_path: Path, caplog: pytest.LogCa
     assert warned
     for message in warned:
         assert re.fullmatch(
-            r"pruning failed: retention.keep_best.metric = 'accuracy': evaluate has returned no such metric for any "
-            r"checkpoint, so nothing is pruned; "
+            r"pruning failed: retention.keep_best.metric = 'accuracy': your evaluate function has returned this metric "
+            r"for no checkpoint, so nothing is pruned; "
             r"the run continues \(known: avg_loss.*\)",
             message,
         )

@@ -35,7 +35,7 @@ def test_nodes_of_another_processor_may_train_together() -> None:
 def test_what_differs_between_two_nodes_is_named(other: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigDrift) as refused:
         compare_nodes(make_node(0), make_node(1, **other))
-    assert refused.value.message == f"node 0 (host0) and node 1 (host1) would not train the same: {named}"
+    assert refused.value.message == f"node 0 (host0) and node 1 (host1) would train differently: {named}"
 
 
 def test_built_values_that_follow_from_other_code_are_left_out() -> None:

@@ -130,7 +130,10 @@ def test_another_users_attempt_is_not_believed(name: str, monkeypatch: pytest.Mo
 
 def test_a_name_that_is_taken_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "NAME_WITHIN_S", 0.0)
-    with make_door(name), pytest.raises(ConfigError, match="another launcher with the same variables"):
+    with (
+        make_door(name),
+        pytest.raises(ConfigError, match="another launcher on this machine starts ranks with the same"),
+    ):
         make_door(name)
     make_door(name).close()  # the name ends with the socket
 
@@ -189,8 +192,8 @@ def make_ranks(
     ("standing", "is_dead", "problem"),
     [
         (RankStanding.TRAINING, True, "the ranks ended: rank 0 died"),
-        (RankStanding.TRAINING, False, "as their launcher told them to"),
-        (RankStanding.LEAVING, True, "as their launcher told them to"),
+        (RankStanding.TRAINING, False, "because their launcher told them to"),
+        (RankStanding.LEAVING, True, "because their launcher told them to"),
     ],
 )
 def test_the_ranks_that_died_are_named(

@@ -124,4 +124,4 @@ def test_what_cannot_go_on_with_another_number_is_refused(nursery: Lives, tmp_pa
     assert "the extra 'own' differs between the ranks" in found
     assert "hint: continue with compute.ranks = 2" in found
     found = refuse(1, "epochs=2", "settings.own=true", 'resume.environment="refuse"')
-    assert "equal bits are not promised on this machine: ranks: saved 2, here 1" in found
+    assert "this machine may compute different bits than the run's earlier machine: ranks: saved 2, here 1" in found

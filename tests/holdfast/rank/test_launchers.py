@@ -61,8 +61,8 @@ def test_torch_finds_the_processes_of_srun() -> None:
         (TORCHRUN | {"RANK": "x"}, "RANK = 'x': expected a number"),
         (TORCHRUN | {"RANK": "4"}, "gave this process rank 4 of 4"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "0"}, "1 of 0 on this machine"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, "torchrun started this process without LOCAL_WORLD_SIZE"),
-        (TORCHRUN | {"MASTER_PORT": ""}, "torchrun started this process without MASTER_PORT"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, "torchrun started this process without the variable LOCAL_WORLD_SIZE"),
+        (TORCHRUN | {"MASTER_PORT": ""}, "torchrun started this process without the variable MASTER_PORT"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "srun started 3,1 processes on its nodes"),
     ],
 )

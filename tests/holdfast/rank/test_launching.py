@@ -157,7 +157,7 @@ def test_ranks_that_end_without_a_report_are_described_by_their_log(make: Make, 
 def test_a_line_that_is_no_event_is_an_error(make: Make) -> None:
     ranks, _ = make(SAID, text='["Later", {}]\n')
     assert ranks.next_event() == SAID
-    with pytest.raises(RunStopped, match="don't understand each other"):
+    with pytest.raises(RunStopped, match="don't understand each other's messages"):
         ranks.next_event()
 
 
@@ -168,5 +168,7 @@ def test_a_rank_ends_if_it_gets_a_line_that_is_no_order(tmp_path: Path) -> None:
     with Ranks(config, tmp_path / "ranks.log") as ranks:
         ranks.expect(Ready)
         ranks._process.stdin.write('["Later", {}]\n')
-        with pytest.raises(RunStopped, match=r"attempt and ranks don't understand each other: .*Later"):
+        with pytest.raises(
+            RunStopped, match=r"the attempt and its ranks don't understand each other's messages: .*Later"
+        ):
             ranks.next_event(within_s=WITHIN_S)

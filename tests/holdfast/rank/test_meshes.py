@@ -54,7 +54,10 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
             ['settings.told = "tensor"'],
             "average the gradient of 'blocks.0.up.weight', but would all train the same samples",
         ),
-        (['settings.sampler = "world"'], "ranks 0 and 1 are both data rank 0 of 2, but train different samples"),
+        (
+            ['settings.sampler = "world"'],
+            "ranks 0 and 1 are both data rank 0 of 2, so they need the same samples, but train different ones",
+        ),
     ],
 )
 def test_ranks_that_would_see_other_samples_are_refused(
@@ -112,7 +115,7 @@ def test_ranks_on_a_mesh_are_proved(
 @pytest.mark.parametrize(
     ("mesh", "how", "message"),
     [
-        ("{shard = 2, tensor = 2}", "", "the engine can't shard layers over mesh.tensor by itself"),
+        ("{shard = 2, tensor = 2}", "", "Holdfast can't shard layers over mesh.tensor by itself"),
         (
             "{shard = 2, tensor = 2}",
             "misnamed",
@@ -120,7 +123,7 @@ def test_ranks_on_a_mesh_are_proved(
         ),
         ("{shard = 4}", "half", "parallelize has left norm.weight, norm.bias, head.weight and 1 more unsharded"),
         ("{shard = 4}", "untying", "parallelize has untied first.weight and second.weight"),
-        ("{shard = 4}", "fusing", "parallelize has given the model different parameters than it had"),
+        ("{shard = 4}", "fusing", "the function parallelize has given the model different parameters"),
     ],
 )
 def test_a_model_that_a_mesh_can_not_shard_is_refused(
@@ -156,15 +159,15 @@ def test_state_that_is_sharded_in_another_way_is_refused_after_the_first_step(nu
     done = train(nursery, tmp_path, "wrapped", *lines, ranks=2)
     assert done.returncode != 0
     assert "after the first step: optimizer.state.blocks.0.down.weight.rows" in done.stderr
-    assert "is sharded over the ranks in a different way than its parameter" in done.stderr
+    assert "is sharded over the ranks differently than its parameter" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("function", "lines", "message"),
     [
-        ("twins", [], "before the first step: ranks 0 and 2 hold the same rows of model.0.bias with different"),
+        ("twins", [], "before the first step: ranks 0 and 2 have different values in the same rows of model.0.bias"),
         ("twins", ["settings.whole = true"], "before the first step: model.0.bias is sharded in rank 0 and whole in"),
-        ("replicas", ["settings.averages = false"], "after the first step: ranks 0 and 2 hold the same rows of model."),
+        ("replicas", ["settings.averages = false"], "after the first step: ranks 0 and 2 have different values in the"),
     ],
     ids=["stages of equal names", "sharded and whole", "no average"],
 )  # fmt: skip

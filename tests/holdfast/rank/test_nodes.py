@@ -70,8 +70,8 @@ def test_nodes_with_other_code_or_settings_are_refused_by_name(nodes: Nodes, tmp
     for said in map(nodes.said, (0, 1)):
         host = socket.gethostname()
         assert (
-            f"error: node 0 ({host}) and node 1 ({host}) would not train the same: "
-            "epochs is 1 on the first, 2 on the second"
+            f"error: node 0 ({host}) and node 1 ({host}) would train differently: epochs is 1 on the first, 2 on "
+            "the second"
         ) in said
         assert "; sources.mine is " in said
         assert "Traceback" not in said

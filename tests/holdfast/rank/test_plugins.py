@@ -63,7 +63,7 @@ def test_the_plugin_shards_the_model(nursery: Lives, tmp_path: Path) -> None:
             "Accelerator(parallelism_config=...): accelerate takes it only from a process's first accelerator",
         ),
         ("ignored", {}, "Accelerator(megatron_lm_plugin=...): the ranks have an accelerator already"),
-        ("wrapped", {}, "run.wrap(model): accelerate shards models here"),
+        ("wrapped", {}, "run.wrap(model): the script also has Accelerator(fsdp_plugin=...)"),
         ("forgotten", {}, "has left head.weight, head.bias unsharded: nothing would average"),
     ],
 )

@@ -150,12 +150,12 @@ def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: P
         (
             ['settings.names = "local"'],
             2,
-            "before the first step: ranks 0 and 1 hold the same rows of model.layers.0.bias with different values",
+            "before the first step: ranks 0 and 1 have different values in the same rows of model.layers.0.bias",
         ),
         (
             ['settings.names = "local"', "settings.bounds = [3]"],
             2,
-            "before the first step: ranks 0 and 1 hold the same rows of model.layers.0.bias with different values",
+            "before the first step: ranks 0 and 1 have different values in the same rows of model.layers.0.bias",
         ),
         (['settings.average = ""'], 4, "after the first step: ranks 0 and 1 hold the same rows of model.layers.0."),
         (['settings.names = "sharded"'], 4, "is sharded in rank 0, and other ranks' models have other names"),
@@ -174,7 +174,7 @@ def test_stages_that_a_checkpoint_would_lose_are_refused(
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (7, "the checkpoint's model has layers.7.bias, and no rank has built it"),
+        (7, "the checkpoint's model contains layers.7.bias, which no rank has built"),
         (9, 'Missing key(s) in state_dict: "layers.8.weight"'),
     ],
 )

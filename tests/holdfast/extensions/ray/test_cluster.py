@@ -132,7 +132,7 @@ def test_a_cluster_without_room_is_waited_for_and_named(run: Nodes) -> None:
     assert run.wait(0) == 3
     assert "for 2 nodes with 3 ranks each, for up to 2 s" in run.said(0)
     error = run.said(0).partition("error: ")[2]
-    assert "had no room for 2 nodes with 3 CPUs free on each within 2 s; " in error
+    assert "did not have 2 nodes with 3 CPUs free on each within 2 s; " in error
     assert f"; {HOST} has 2 CPUs" in error
 
 

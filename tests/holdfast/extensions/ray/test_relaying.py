@@ -10,7 +10,7 @@ pytestmark = pytest.mark.extras("ray")
 EFFECT = RankDied("rank 0 lost the connection to another rank in step 3", is_effect=True)
 DEAD = RankDied("the ranks ended: rank 1: signal 9 (SIGKILL)")
 FAILED = RecipeFailed("training failed in step 3 of rank 1")
-ORDERED = RankDied("the ranks have ended as they were told to", is_ordered=True)
+ORDERED = RankDied("the ranks have ended, because they were told to", is_ordered=True)
 LOST = RankDied("node 1 (vm) is lost")
 
 

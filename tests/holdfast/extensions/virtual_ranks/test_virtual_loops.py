@@ -76,8 +76,8 @@ def test_a_proof_crosses_numbers_of_ranks(nursery: Lives, tmp_path: Path, parall
     [
         ("unwrapped", "'model' is trained, and run.wrap has not sharded it"),
         ("logs", "the shares of a batch have logged numbers of different names"),
-        ("counts", "code that trains a share of a batch has changed the extras"),
-        ("steps", "code that trains a share of a batch has changed the parameters"),
+        ("counts", "the extras were changed by code that trains only a share of a batch"),
+        ("steps", "the parameters were changed by code that trains only a share of a batch"),
     ],
 )
 def test_a_mistake_is_refused_with_shards_too(nursery: Lives, tmp_path: Path, how: str, said: str) -> None:
