@@ -348,7 +348,7 @@ MESSAGES = """\
 Search this page for the words of your message. A name in braces stands for a value in your message, and `...` for a
 longer text. Optional words of a message are left out. The hint is the second line that the command prints. Each heading
 is an error's class: [errors.md](errors.md) lists its exit code, and [troubleshooting.md](troubleshooting.md) tells you
-what to do when an attempt ends.
+what to do when an attempt ends. [concepts.md](concepts.md) explains the words, such as *commit*, *share* and *source*.
 
 `make docs` generates this page from the code; a test compares them.
 """
@@ -501,15 +501,17 @@ def spell_joined(node: ast.JoinedStr, texts: Mapping[str, ast.expr]) -> str:
 # Names in the code that say little in a message: the word to show.
 SHOWN_AS = {
     "apart": "names", "arg": "value", "args": "entry", "asked": "value", "broken": "names", "changed": "names",
-    "chosen": "name", "complaints": "problems", "counts": "number", "current": "fingerprint", "cut": "name",
+    "checkpoint sha256": "content id", "chosen": "name", "complaints": "problems", "counts": "number",
+    "current": "fingerprint", "cut": "name",
     "damaged": "problem", "done": "step", "double": "name", "each": "value", "else": "hint", "failed": "names",
+    "filter": "names",
     "fitting": "names", "flaw": "problem", "given": "value", "has": "value", "join": "names", "known": "names",
     "lacking": "name", "lacks": "source", "lineno": "line", "means": "reason",
     "misfit": "entry", "missing": "name", "msg": "reason",
     "named": "names", "odd": "difference", "out": "path", "own": "own value", "qualname": "class",
     "renamed": "problem", "said": "text", "shown": "names", "some": "names", "st uid": "user id", "strerror": "reason",
     "taken": "path", "templates": "names", "theirs": "sizes", "together": "names", "trained with": "fingerprint",
-    "unknown": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name", "whose": "kind",
+    "unknown": "name", "unused": "name", "was": "time", "what": "kind", "who": "rank", "whole": "name", "whose": "kind",
 }  # fmt: skip
 # Beginnings of a function's name that aren't part of the name of its result.
 VERBS = re.compile(r"^(?:describe|explain|find|list|name|read|shorten|spell)_")
