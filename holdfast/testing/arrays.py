@@ -223,7 +223,7 @@ class _Rank:
                 case _:
                     raise ConfigError(
                         f"the array model of array_ranks doesn't support {type(order).__name__}",
-                        hint="prove, audit and init_from need the recipe's own ranks: call them outside of array_ranks",
+                        hint="prove, audit and init_from need the recipe's own ranks: call them outside array_ranks",
                     )
             if isinstance(order, Stop):
                 return

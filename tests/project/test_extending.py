@@ -112,7 +112,7 @@ def test_an_extension_copies_each_commit_in_its_own_thread(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     closed = f"extensions.second_bucket.store={tmp_path}/file"
     refused = run(tmp_path, installed, "train", "my.toml", "--set", closed, "--set", "run=other")
-    assert refused.stderr.startswith("error: second_bucket refuses this machine: can't ")
+    assert refused.stderr.startswith("error: the extension second_bucket refuses this machine: can't ")
     assert refused.returncode == 3
 
 
@@ -152,13 +152,13 @@ def test_an_admission_that_fails_lets_nothing_train(
 def test_a_rollback_needs_an_extension_that_follows_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "find_extensions", lambda: ())
     check_on_fault("record")
-    with pytest.raises(WrongUse, match="no installed extension can follow a verdict with rollback"):
+    with pytest.raises(WrongUse, match="--on-fault rollback: no installed extension does this after a verdict"):
         check_on_fault("rollback")
 
 
 def test_a_table_that_no_extension_reads_is_refused() -> None:
     config = RunConfig(recipe="m:f", run="r", extensions={"nothing": {"a": 1}})
-    with pytest.raises(ConfigError, match=r"extensions\.nothing: no installed extension has this table"):
+    with pytest.raises(ConfigError, match=r"extensions\.nothing: no installed extension reads this table"):
         check_tables(config)
 
 
