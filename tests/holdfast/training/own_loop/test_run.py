@@ -175,7 +175,7 @@ def line_of(text: str) -> str:
         ("logs early", "run.log(loss=1.0)", r"run\.log\(\.\.\.\) was called outside the loop"),
         ("shuffles", "shuffle=True", r"run\.batches\(\): unknown option shuffle"),
         ("other data", "in run.batches(DataLoader", r"run\.batches\(\.\.\.\) has different data than run\.epochs"),
-        ("no length", "for step in run.steps", "the number of steps in an epoch isn't known"),
+        ("no length", "for step in run.steps", "the length of an epoch isn't known"),
         ("breaks", "def wrong", "the loop was left in step 3 of 18"),
         ("keeps late", "run.keep(late={})", r"run\.keep\(\.\.\.\) was called after the first step"),
         ("logs a vector", "run.log(loss=torch.ones(2))", r"expected a number, found a Tensor of shape \(2,\)"),
