@@ -510,7 +510,7 @@ class Supervision(Section):
     """Limits on lost machines and failed attempts, after which Holdfast starts no new attempt on a work pool."""
 
     max_preemptions: Count | None = Field(default=None, ge=0)
-    """Number of lost machines, over the whole run, after which the run stops; unset: no limit."""
+    """Number of machines that a run may lose; it stops when it loses one more. Unset: no limit."""
     max_failures: Count = Field(default=3, ge=1)
     """Number of failed attempts in a row, without a committed step between them, after which the run stops."""
 
@@ -519,8 +519,8 @@ class InitFrom(Section):
     """The checkpoint of a different run, with whose weights the new run begins."""
 
     run: str = Field(min_length=1)
-    """The other run: its name on the same store, or STORE/RUN; or a folder with a model's weights, such as a Hugging
-    Face model's: model.safetensors, or an index and its files.
+    """Run with whose weights this run begins: its name on the same store, or STORE/RUN. Or a folder with a model's
+    weights, such as a Hugging Face model: model.safetensors, or an index and its files.
     """
     commit: Count | None = Field(default=None, ge=1)
     """Number of the commit to load; unset: the newest."""
@@ -542,8 +542,8 @@ class Log(Section):
     folder: str = "logs"
     """Folder for the ranks' own output. Each attempt has one file."""
     sinks: tuple[Literal["tensorboard", "wandb"] | Annotated[str, Field(pattern=CLASS)], ...] = ()
-    """Metric sinks: tensorboard, wandb, or custom sinks as module:Class. holdfast docs metrics shows classes for
-    MLflow and Trackio.
+    """Programs to which Holdfast sends the metrics of each commit: tensorboard, wandb, or custom sinks as
+    module:Class. holdfast docs metrics shows classes for MLflow and Trackio.
     """
     observers: tuple[Annotated[str, Field(pattern=CLASS)], ...] = ()
     """Custom observers as module:Class, which Holdfast calls at each commit."""
@@ -583,14 +583,14 @@ class RunConfig(Section):
     run: Annotated[str, OPERATIONAL] = Field(pattern=NAME)
     """Name of the run, and of its folder on the store."""
     store: Annotated[str, OPERATIONAL] = Field(default=DEFAULT_STORE, min_length=1)
-    """Folder that holds the runs: a path, s3://, gs:// or az:// URL."""
+    """Folder that contains the runs: a path, or a URL that begins with s3://, gs:// or az://."""
     epochs: Annotated[Count, SCHEDULE] = Field(default=1, ge=1)
     """Total number of epochs. Raise it later to train further."""
     seed: Annotated[int, IDENTITY] = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """Seed of Python's, NumPy's and torch's generators; 0 means 1234."""
     skip: Annotated[str, IDENTITY] = ""
-    """Steps whose batches are drawn and not trained, such as "1200-1210,1300"; the first step of a run is 1. For steps
-    that a run has trained already, use holdfast skip, which takes the run back to before these steps.
+    """Steps to skip: their batches are read, but not trained. For example "1200-1210,1300"; the first step of a run
+    is 1. For steps that a run has trained already, use holdfast skip, which takes the run back to before these steps.
     """
     where: Annotated[str, OPERATIONAL] = Field(default="here", pattern=POOL)
     """The place to train: "here" for the command's own process, or the name of a Prefect work pool."""
@@ -610,7 +610,7 @@ class RunConfig(Section):
     settings: Annotated[dict[str, Any], IDENTITY] = Field(default_factory=dict)
     """Arguments of the recipe's function, by name."""
     extensions: Annotated[dict[str, dict[str, Any]], OPERATIONAL] = Field(default_factory=dict)
-    """Settings of installed extensions. Each extension has its table, [extensions.NAME]."""
+    """Settings of installed extensions. Each extension has a table of its own, [extensions.NAME]."""
 
     @model_validator(mode="before")
     @classmethod
