@@ -55,7 +55,7 @@ def connect() -> None:
     address = find_cluster_address()
     if "://" in address:
         raise ConfigError(
-            f"{ADDRESS_VARIABLE}={address}: Ray Client is not supported",
+            f"{ADDRESS_VARIABLE}={address} is an address for Ray Client, which Holdfast doesn't support",
             hint="run the command on a node of the cluster, such as its head, or as a Ray job",
         )
     try:
@@ -145,7 +145,7 @@ def _make_no_room_error(compute: Compute, bundle: Bundle) -> NodesMissing:
     found = "; ".join(f"{node['NodeManagerHostname']} has {_describe_resources(node['Resources'])}" for node in nodes)
     wanted = _describe_resources(bundle)
     return NodesMissing(
-        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_cluster_address()} had no room for "
+        f"compute.nodes = {compute.nodes}: the Ray cluster at {find_cluster_address()} did not have "
         f"{counted(least, 'node')} with {wanted} free on each within {spell_s(compute.wait_s)}; {found}",
         hint="ray status shows what is in use; --set compute.wait_s=... waits longer",
     )

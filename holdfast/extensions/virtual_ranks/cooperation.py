@@ -29,18 +29,19 @@ def make_virtual(
     if recipe.loss is None and not recipe.has_own_loop:
         problem, hint = "with Recipe(step=...)", "return a Recipe with a loss, or leave virtual_ranks out"
     elif not sizes:
-        problem, hint = "data that can't be cut into shares", _HINTS[recipe.has_own_loop]
+        problem, hint = "this data, which can't be divided into shares", _HINTS[recipe.has_own_loop]
     elif uneven and uneven == sizes[0]:
-        hint = f"a number of virtual ranks that divides {uneven}: {list_divisors(uneven)}"
+        hint = f"set a number of virtual ranks that divides {uneven}: {list_divisors(uneven)}"
         problem = f"a batch of {uneven} samples in equal shares"
     elif uneven:
-        problem, hint = f"a pass's last batch of {uneven} samples in equal shares", "drop_last=True"
+        problem = f"a pass's last batch of {uneven} samples in equal shares"
+        hint = "set drop_last=True, which leaves this batch out"
     elif recipe.batch_size is None and recipe.grad_accum > 1:
-        problem, hint = "several batches of a loader in a step", "grad_accum = 1 and a larger batch_size"
+        problem, hint = "several batches of a loader in a step", "set grad_accum = 1 and a larger batch_size"
     elif config.compute.mixed_precision == "fp16":
-        problem, hint = "in fp16, which scales the gradient", 'mixed_precision = "bf16"'
+        problem, hint = "in fp16, which scales the gradient", 'set mixed_precision = "bf16"'
     elif not _trains_model_alone(recipe):
-        problem, hint = "more than Recipe(model=...)", "put all modules that learn into Recipe(model=...)"
+        problem, hint = "modules besides Recipe(model=...)", "put all modules that learn into Recipe(model=...)"
     elif layers := [name for name, each in recipe.model.named_modules() if isinstance(each, nn.SyncBatchNorm)]:
         problem = f"{layers[0]}, a SyncBatchNorm, which sums over the ranks in each forward pass"
         hint = "leave convert_sync_batchnorm out: each share then has its own batch statistics"

@@ -183,14 +183,14 @@ class VirtualRanks(Cooperation):
 
     def refuse_whole_batch(self) -> None:
         raise RecipeError(
-            f"compute.virtual_ranks = {self.shares}: a whole batch was taken, but virtual ranks train a batch in "
-            "shares",
+            f"compute.virtual_ranks = {self.shares}: the loop took a whole batch, but virtual ranks train each batch "
+            "in shares",
             hint=BY_SHARES,
         )
 
     def refuse_missing_shares(self, step: int) -> None:
         raise RecipeError(
-            f"compute.virtual_ranks = {self.shares}: step {step} has not trained all shares of its batch",
+            f"compute.virtual_ranks = {self.shares}: step {step} did not train all shares of its batch",
             hint=BY_SHARES,
         )
 

@@ -210,7 +210,10 @@ def test_a_slurm_that_refuses_is_one_warning(
 @pytest.mark.skipif(bool(slurm.find_missing()), reason="Slurm is not installed")
 @pytest.mark.parametrize(
     ("tracking", "said"),
-    [("linuxproc", ""), ("cgroup", "a save is made every chunk, and chunk.steps sets its length")],
+    [
+        ("linuxproc", ""),
+        ("cgroup", "the steps since the last chunk's end would be lost; chunk.steps sets a chunk's length"),
+    ],
 )
 def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracking: str, said: str

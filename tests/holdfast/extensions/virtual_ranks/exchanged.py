@@ -145,7 +145,7 @@ def refuse_parts(folder: str) -> int:
     train_to(training, 2)
     model: Any = training.recipe.model
     model.again = lambda: True
-    with pytest.raises(RecipeError, match=r"the gradient of layers.0.weight comes in several parts") as found:
+    with pytest.raises(RecipeError, match=r"computes the gradient of layers.0.weight in several parts") as found:
         train_to(training, 3)
     assert found.value.hint == "pass use_reentrant=False to torch.utils.checkpoint.checkpoint"
     return 0
