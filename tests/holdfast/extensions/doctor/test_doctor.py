@@ -225,7 +225,7 @@ def test_settings_that_are_lost(
         snapshot.write_bytes(b"?" + snapshot.read_bytes()[1:])
     with caplog.at_level(logging.WARNING):
         say(capsys, run)
-    assert "the run's settings can't be read; this machine is examined with the default settings" in caplog.text
+    assert "the run's settings can't be read, so this machine is examined with the default settings" in caplog.text
     assert asked == [(Determinism(), "auto")]
 
 
