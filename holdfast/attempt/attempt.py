@@ -262,7 +262,7 @@ class Attempt:
             near=open_near(config),
         )
         self._line.skip_records = skip_records
-        self.upkeep = Upkeep(self._line, self.ranks, self.fall_back)
+        self.upkeep = Upkeep(self._line, self.ranks, self.fall_back, lambda: self.rehearsals.earlier.compared_from)
         return known
 
     def _read_skips(self, trusted_keys: TrustedKeys) -> tuple[RunConfig, list[str]]:

@@ -86,6 +86,14 @@ class EarlierSteps:
         """Return whether the next chunk has to begin with steps that earlier ranks had trained."""
         return self._owed is not None
 
+    @property
+    def compared_from(self) -> int:
+        """Return the number of the commit from which stopped ranks trained the steps that are still owed; 0 for none.
+
+        If these steps differ, its checkpoint shows which values a restore loses.
+        """
+        return self._owed.after if self._owed is not None and self._owed.unregistered else 0
+
     def forget(self) -> None:
         """Forget the steps that the running ranks have to train, because these ranks have ended."""
         self._owed, self.reached, self._is_late = None, 0, False

@@ -26,12 +26,19 @@ class Upkeep:
         is_owed: whether an earlier commit still waits for its upkeep.
     """
 
-    def __init__(self, line: Line, ranks: AttemptRanks, fall_back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        line: Line,
+        ranks: AttemptRanks,
+        fall_back: Callable[[], None],
+        find_compared: Callable[[], int] = lambda: 0,
+    ) -> None:
         """
         Args:
             fall_back: a function that sets the head to the newest commit that isn't quarantined, and ends the ranks.
+            find_compared: returns the number of a commit whose checkpoint a comparison still needs; 0 for none.
         """
-        self._line, self._ranks, self._fall_back = line, ranks, fall_back
+        self._line, self._ranks, self._fall_back, self._find_compared = line, ranks, fall_back, find_compared
         self._has_read_back = self._has_told = False
         self._verified = 0  # the number of the commit that the last `read_back` has verified
         self._pruned: PruneReport | None = None
@@ -89,6 +96,7 @@ class Upkeep:
             line.steps_per_epoch,
             attempt=line.attempt,
             verified=self._verified,
+            compared=self._find_compared(),
             debris_after_s=retention.DEBRIS_AFTER_S if is_first else None,
         )
         if self._pruned is not None and self._pruned.pruned and not self._has_told:

@@ -153,6 +153,7 @@ def prune_by_policy(
     *,
     attempt: int | None = None,
     verified: int = 0,
+    compared: int = 0,
     debris_after_s: float | None = DEBRIS_AFTER_S,
     dry_run: bool = False,
 ) -> PruneReport | None:
@@ -174,6 +175,7 @@ def prune_by_policy(
         attempt: the number of the attempt that has this policy; None for the run's newest attempt.
         verified: the number of a commit whose bytes the caller has just verified, so that they aren't read again; 0 if
             no commit was verified.
+        compared: the number of a commit whose checkpoint the caller still needs for a comparison; 0 for none.
         debris_after_s: also delete the leftover files of dead attempts that are older than this many seconds; None
             deletes no leftovers.
         dry_run: only report, and delete nothing.
@@ -189,7 +191,7 @@ def prune_by_policy(
     if found.newest == 0:
         return None
     kept = choose_kept(found.live, policy, steps_per_epoch)
-    protected = _protect(journal, found.live, kept, verified)
+    protected = _protect(journal, found.live, kept, verified, compared)
     pruned = [commit for commit in found.live if commit.number not in kept | protected]
     if not dry_run:
         spared = _record_pruned(journal, pruned, lambda: _check_view(journal, found, attempt))
@@ -256,11 +258,15 @@ def _find(journal: Journal) -> _Found:
     return _Found(newest, live, reported, numbers & pruned, quarantined, sorted({*lost, *damaged}))
 
 
-def _protect(journal: Journal, live: Sequence[Commit], kept: dict[int, str], verified: int) -> dict[int, str]:
+def _protect(
+    journal: Journal, live: Sequence[Commit], kept: dict[int, str], verified: int, compared: int
+) -> dict[int, str]:
     """Return the commits that must be kept although the policy doesn't keep them, each with the reason."""
     if len(kept) == len(live):
         return {}
     protected = dict.fromkeys(journal.numbers("pins"), "pinned")
+    if compared:
+        protected.setdefault(compared, "the steps after it are being compared")
     if audits := list_audits(journal):
         from holdfast.journal.chains import find_certified  # few runs are audited
 

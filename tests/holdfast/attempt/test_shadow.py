@@ -115,8 +115,10 @@ def test_state_that_a_stop_loses_stops_the_next_attempt_and_is_named(tmp_path: P
     assert verify_run(journal_of(config)).verdict == shown
 
 
-def test_state_whose_loss_shows_only_in_a_later_chunk_is_named(tmp_path: Path) -> None:
-    config = make_config(tmp_path, "counting", settings={"acts_after": 20, "until": str(tmp_path / "told")})
+@pytest.mark.parametrize("keep_last", [1, 3])
+def test_state_whose_loss_shows_only_in_a_later_chunk_is_named(tmp_path: Path, keep_last: int) -> None:
+    settings = {"acts_after": 20, "until": str(tmp_path / "told")}
+    config = make_config(tmp_path, "counting", settings=settings, retention={"keep_last": keep_last})
     stop(config)
     with pytest.raises(Inexact, match=r"not continue exactly: first in step 21: model.*forgetting\.py:\d+: seen"):
         live(config)
