@@ -64,6 +64,8 @@ def raise_if_lost() -> None:
         KeyboardInterrupt, SystemExit: as `end` does.
     """
     if _came:
+        if _guards.depth:  # the signal that `send_ignored_again` sends now must not end the save
+            _guards.told_at = _guards.told_at or time.monotonic()
         end(_came[0], None)
 
 
@@ -71,19 +73,19 @@ def send_ignored_again() -> None:
     """Send a signal again if Python ignored the exception of the signal's handler.
 
     Python prints and ignores an exception in a destructor or in the callback of a weak reference. If a signal arrives
-    while such code runs, the exception of the signal's handler (Prefect's SIGTERM handler, for example) is lost, and
-    the process would continue. Source: `sys.unraisablehook`.
+    while such code runs, the exception of the signal's handler (`end`, or Prefect's SIGTERM handler) is lost, and the
+    process would continue. Source: `sys.unraisablehook`.
     """
     before = sys.unraisablehook
     if getattr(before, "sends_again", False):
         return
 
     def hook(ignored: "sys.UnraisableHookArgs") -> None:
-        told = ignored.exc_value
-        number = signal.SIGINT if isinstance(told, KeyboardInterrupt) else getattr(told, "signal", None)
-        if not isinstance(told, BaseException) or isinstance(told, Exception) or number is None:
+        number = _find_signal(ignored.exc_value)
+        if number is None:
             before(ignored)
             return
+        _guards.told_at = None  # so that `raised_once` doesn't ignore the signal when it comes again
         # Send the signal later and from another thread, because this function still runs inside the destructor.
         again = threading.Timer(SENT_AGAIN_AFTER_S, os.kill, (os.getpid(), number))
         again.daemon = True
@@ -91,6 +93,18 @@ def send_ignored_again() -> None:
 
     hook.sends_again = True  # type: ignore[attr-defined]
     sys.unraisablehook = hook
+
+
+def _find_signal(told: BaseException | None) -> int | None:
+    """Return the number of the signal whose handler has raised an exception; None if no handler has raised it."""
+    if told is None or isinstance(told, Exception):
+        return None
+    if isinstance(told, KeyboardInterrupt):
+        return signal.SIGINT
+    if isinstance(told, SystemExit):
+        return next((number for number in _came if told.code == 128 + number), None)
+    number: int | None = getattr(told, "signal", None)
+    return number
 
 
 class _Guards:

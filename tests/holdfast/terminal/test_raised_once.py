@@ -52,6 +52,14 @@ def test_a_second_signal_raises_again_after_its_time() -> None:
             time.sleep(0.3)
 
 
+def test_a_lost_signal_raises_nothing_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "_came", [signal.SIGTERM])
+    with interrupt.raised_once(60.0):
+        with pytest.raises(SystemExit):
+            interrupt.raise_if_lost()
+        send(signal.SIGTERM)
+
+
 def test_blocks_inside_each_other_let_one_signal_through() -> None:
     """As in Prefect's flow: a command has the first block, and a library sets a handler of its own inside it."""
 
