@@ -1,4 +1,4 @@
-"""A server, work pools and workers on this machine: ``make up`` and ``make down``.
+"""Start or end a server, work pools and workers on this machine: ``make up`` and ``make down``.
 
 The database, the secret and the output of all processes are in one folder outside of the repository, which only you may
 enter: HOLDFAST_STATE, or ~/.local/state/holdfast. The server requires the secret in the file `auth` of this folder.

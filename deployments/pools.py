@@ -1,4 +1,5 @@
-"""Work pools on the configured Prefect server: ``python -m deployments.pools docker --set image=holdfast:worker``.
+"""Make or update work pools on the configured Prefect server, for example:
+``python -m deployments.pools docker --set image=holdfast:worker``.
 
 The kinds `docker` and `kubernetes` are described by ``infra/<kind>/pools.yaml``.
 """
@@ -38,7 +39,7 @@ Template = dict[str, Any]
 Kind = Literal["process", "docker", "kubernetes"]
 Assignments = Annotated[list[str] | None, Parameter(name="--set", negative="")]
 
-app = App(name="python -m deployments.pools", help=__doc__.partition("\n")[0], version_flags=[])
+app = App(name="python -m deployments.pools", help=__doc__.partition("\n\n")[0], version_flags=[])
 
 
 @app.default

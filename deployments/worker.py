@@ -1,4 +1,4 @@
-"""A worker whose flow runs save before it ends: ``python -m deployments.worker gpu``.
+"""Run a worker whose flow runs save before the worker ends: ``python -m deployments.worker gpu``.
 
 Prefect's worker kills its flow runs when it gets a signal to end. Start this worker instead if only the worker gets the
 signal, for example in a container or a systemd service. It reports its health at http://127.0.0.1:8080/health.
