@@ -25,8 +25,8 @@ class IterableBatches:
         self._given, self._ranks = batches, ranks
         self._batches: Iterator[Any] | None = None
         self._pass = -1
-        # whether the ranks get different batches; None before the first batch, when this isn't known
-        self._is_shared: bool | None = None
+        # whether the stream is divided over the ranks, so that they get different batches; None before the first batch
+        self._is_divided: bool | None = None
         restart_never(batches)
 
     def begin(self, step: int, stop: int, saved: Any = None, watch: Watch | None = None) -> bool:
@@ -63,10 +63,10 @@ class IterableBatches:
 
     def _check_share(self, name: str) -> None:
         """Raise RecipeError if all ranks get the same first batch, although each needs its own part of the data."""
-        if self._is_shared is None:
+        if self._is_divided is None:
             names = self._ranks.gather_samples(name)
-            self._is_shared = len(names) == 1 or len(set(names)) > 1
-        if not self._is_shared:
+            self._is_divided = len(names) == 1 or len(set(names)) > 1
+        if not self._is_divided:
             raise RecipeError(
                 "all ranks get the same batches from a stream that is not divided over the ranks",
                 hint="let each rank read its own part of the stream: divide it by run.data_rank and run.data_ranks, "
