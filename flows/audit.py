@@ -193,9 +193,11 @@ def _is_ours(store: str, run: str, commit: int, start: int | None, tries: int, p
 
 
 def _follow(store: str, journal: Journal, commit: int, tries: int, parameters: dict[str, Any]) -> None:
-    """Log the verdict on a commit if its trainings differ, or if its parent must be audited, too.
+    """Act on the verdict on a commit (`follow_verdict`), and queue the audits that are needed next.
 
-    If another host's replay is needed for a verdict, or for a commit to roll back to, ask for this replay.
+    If the commit is certified, queue the audits that waited for this. Log the verdict if the audits and the run have
+    computed different bytes, or if the parent must be audited first. Then queue an audit on another host if the verdict
+    needs one, or if a rollback needs one to find a right commit. Without such a verdict do nothing.
 
     Args:
         parameters: further parameters of the flow.

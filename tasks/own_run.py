@@ -101,7 +101,8 @@ def is_being_cancelled(within_s: float = ASK_WITHIN_S) -> bool | None:
 def raise_if_paused() -> None:
     """Raise Pause if a person has paused the current flow run. Do nothing if the server doesn't answer.
 
-    A state that the heartbeat has just read is used, too, so that polls need few requests.
+    If the heartbeat or another poll has read the flow run's state within the last ``SHARED_FOR_S`` seconds, use that
+    state instead of asking the server again.
 
     Raises:
         Pause: a person has paused the flow run.

@@ -231,7 +231,10 @@ class Checkpointed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state. Call it when the module is restored."""
+        """Restore the states of the callbacks and the data module, and call the ``on_load_checkpoint`` hooks.
+
+        Call this after the module's weights are restored, because the hooks get the module's ``state_dict``.
+        """
         for key, each in self._callbacks.items():
             each.load_state_dict(state["callbacks"][key])
         if self._data is not None:

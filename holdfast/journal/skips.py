@@ -150,7 +150,7 @@ def write_skips(
 
 
 def sign_skips(journal: Journal, record: SkipRecord, key: "SigningKey") -> None:
-    """Sign a skip list that has no signature, or a different key's signature."""
+    """Sign a run's list of steps to skip; replace its signature if it has one."""
     name, signature = record.names
     journal.store.replace(signature, key.sign(journal.run, name, journal.store.read(name), {}))
     journal.enter(signature)

@@ -28,7 +28,11 @@ class LiveAttempt(BaseModel):
 
 
 class Standing(BaseModel):
-    """The state of a run at its newest commit."""
+    """The state of a run at its newest commit.
+
+    Attributes:
+        verdict: a sentence on the run's rehearsals; see `describe_resume`. It isn't a verdict of audits.
+    """
 
     model_config = ConfigDict(protected_namespaces=())
 

@@ -88,7 +88,7 @@ class Usual:
 
     @classmethod
     def of(cls, trained: Sequence[Trained]) -> "Usual":
-        """Return the medians over some commits."""
+        """Return the median durations over these commits. A duration that no commit has recorded is 0."""
 
         def median(values: Iterable[float]) -> float:
             known = [value for value in values if value > 0]

@@ -52,7 +52,8 @@ class Audit(Differing, BaseModel):
         gate: why the gate refused the checkpoint to start from; empty if the gate passed it.
         ranks: the number of ranks that the caller chose for the replay; None for the run's own number.
         notes: reasons why equal bits aren't promised here, and changes since the commit.
-        verdict: the findings of the run's rehearsals up to the commit.
+        verdict: a sentence on the run's rehearsals up to the commit; see `describe_resume`. It isn't a verdict of
+            audits.
         environment: the machine of the replay; empty if the gate refused the start.
     """
 

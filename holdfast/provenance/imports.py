@@ -64,9 +64,12 @@ def read_module(name: str) -> bytes | None:
 
 
 def claim_recipe(name: str) -> None:
-    """Count a recipe's package as the user's; see `claim`.
+    """Treat the package that contains a recipe as the user's own code, even if the package is installed.
 
-    The recipe is given as ``module:attribute`` or ``file.py:attribute``.
+    See `ownership.claim`.
+
+    Args:
+        name: the recipe, as ``module:attribute`` or ``file.py:attribute``.
     """
     module = name.rpartition(":")[0]
     claim(str(Path(module).absolute()) if module.endswith(".py") else find_file(module))
@@ -76,8 +79,8 @@ def find_code(roots: Collection[str], before: Collection[str]) -> list[str]:
     """Return the names of the user's modules that the recipe has loaded, by an import statement or in another way.
 
     Args:
-        roots: the recipe's modules. All modules of their packages count as the user's, even if the packages are
-            installed.
+        roots: the recipe's modules. All modules of their packages count as the user's own code, even if the
+            packages are installed.
         before: the modules that were loaded before the recipe. They are included only if the recipe's code imports
             them.
     """

@@ -20,12 +20,12 @@ ENGINE = str(Path(__file__).resolve().parents[1])
 # The recipes that come with Holdfast, and their shared modules, count as the user's code, because a run trains them.
 RECIPES = f"{ENGINE}{os.sep}recipes"
 
-# Installed packages that count as the user's: the folder of each or, for a single module, the file.
+# Installed packages that count as the user's own code: the folder of each or, for a single module, the file.
 _claimed: set[str] = set()
 
 
 def claim(file: str) -> None:
-    """Count the installed package that contains a recipe's file as the user's, from now on in this process."""
+    """Treat the installed package that contains a recipe's file as the user's own code, in this process."""
     path = Path(file)
     for each in {path, path.resolve()}:
         base = _find_base(str(each))
@@ -44,7 +44,7 @@ def is_own_file(file: str) -> bool:
 
 
 def is_claimed(file: str) -> bool:
-    """Return whether a file belongs to an installed package that counts as the user's."""
+    """Return whether a file belongs to an installed package that counts as the user's own code."""
     return _is_below(file, *_claimed)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of an attempt if the attempt hasn't started them, but a launcher such as torchrun.
+"""The ranks of an attempt that a launcher such as torchrun has started, instead of the attempt.
 
 The attempt watches, commands and ends these ranks, but can't replace them.
 """

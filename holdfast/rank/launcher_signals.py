@@ -1,4 +1,4 @@
-"""The signals and the exit code of a rank if the attempt hasn't started it, but a launcher such as torchrun.
+"""Signals and the exit code of a rank that a launcher such as torchrun has started, instead of the attempt.
 
 The rank passes the launcher's signals on to the attempt, and the attempt's exit code on to the launcher. For a rank
 that the attempt has started these functions do nothing.
@@ -22,7 +22,7 @@ _told: list[int] = []  # the process ids of the attempts to which this rank has 
 
 
 def is_attached() -> bool:
-    """Return whether a launcher such as torchrun has started this rank, and not the attempt."""
+    """Return whether a launcher such as torchrun has started this rank, instead of the attempt."""
     return END_VARIABLE in os.environ
 
 

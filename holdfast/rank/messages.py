@@ -333,7 +333,8 @@ class Evaluated(Message):
     Attributes:
         metrics: the numbers that the recipe's ``evaluate`` returned.
         measured: the names of the metrics that differ at each evaluation, such as times.
-        anneals: the value of each anneal in the next step.
+        anneals: for each `Anneal` of the recipe (a value that changes with the step), by name, its value in the next
+            step.
         is_pure: whether the evaluation has changed no kept object, so that a second evaluation computes the same
             numbers.
     """

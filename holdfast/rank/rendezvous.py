@@ -120,8 +120,8 @@ def make_variables(compute: Compute) -> dict[str, str]:
     """Return the environment variables of a rank of several nodes: its node's number, and the network interface.
 
     gloo and NCCL get the interface that leads to the rendezvous, or the interface that the environment names for gloo.
-    An interface that the environment names for NCCL stays. If a launcher has started the ranks, and not the attempt, no
-    interface is set, because the launcher chooses it.
+    An interface that the environment names for NCCL stays. If a launcher has started the ranks, instead of the attempt,
+    no interface is set, because the launcher chooses it.
     """
     if not compute.has_nodes:
         return {}

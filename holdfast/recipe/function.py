@@ -70,7 +70,7 @@ def find_program(name: str) -> Function:
 def split_recipe(name: str) -> tuple[str, str]:
     """Return the names of a recipe's module and function.
 
-    Two effects: the module's package counts as the user's code even if it is installed
+    Two effects: the module's package counts as the user's own code even if it is installed
     (see `holdfast.provenance.ownership`). And the folder of a recipe's file is put at the front of ``sys.path``, or at
     the end if the folder holds runs.
 

@@ -47,7 +47,7 @@ class Recipe:
             name. With a ``loss``, all of them step along the gradient of this loss.
         loss: a function from ``(model, batch)`` to a scalar tensor, the mean over the collated batch.
         step: in place of ``loss``, a function that takes a batch and makes the whole step: it computes gradients and
-            steps the optimizers. The function returns the loss, or numbers to record by name. ``model`` is in
+            steps the optimizers. The function returns the loss, or a dict of numbers to record. ``model`` is in
             ``train()`` mode. Gradients are averaged over several ranks when an optimizer steps, and autocast is on if
             the configuration has ``mixed_precision``. Accumulated gradients that no optimizer's step has used yet are
             saved.

@@ -33,7 +33,7 @@ OF_PROCESSES = {"multiprocessing", "_multiprocessing", "multiprocess", "subproce
 
 
 class _Owner:
-    """An object whose ``__dict__`` is a given dict."""
+    """A stand-in for the owner of a dict of attributes, so that the search for objects can begin with an object."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.__dict__ = attributes
@@ -147,7 +147,11 @@ def has_objects(value: Mapping[Any, Any]) -> bool:
 
 
 def can_keep(attributes: Mapping[Any, Any]) -> bool:
-    """Return whether ``run.keep(name=vars(owner))`` keeps an object's attributes."""
+    """Return whether ``run.keep`` accepts an object's attributes.
+
+    Args:
+        attributes: the attributes, as ``vars(object)``.
+    """
     if not has_objects(attributes):
         return all(is_plain(each) or has_methods(each) for each in attributes.values())
     try:

@@ -29,7 +29,10 @@ OWN_REFERENCES = 3
 
 
 class Originals:
-    """The tensors, arrays, generators, containers and objects with a state that a container contains now.
+    """The objects inside a kept container at the moment when this object is built.
+
+    They are tensors, arrays, generators, containers, and objects with a ``state_dict``. A restore writes into these
+    objects in place.
 
     Containers are kept alive until the next call of `drop`. After `hold`, all originals are kept alive until then.
 

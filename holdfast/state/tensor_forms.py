@@ -17,8 +17,8 @@ from holdfast.state.tensors import TensorBytes
 
 T = TypeVar("T")
 
-# The forms of tensors that are divided over the ranks, as ``module:object``, by module and name of the tensors' class.
-# The class isn't imported here: a run without such tensors would wait 1.3 s for the import.
+# For each class of sharded tensors (its module and its name): the `TensorForm` that handles them, as ``module:object``.
+# The class is named and not imported, because importing it costs 1.3 s, also for a run without sharded tensors.
 FORMS = {("torch.distributed.tensor", "DTensor"): "holdfast.state.shards:SHARDED"}
 
 

@@ -1,4 +1,4 @@
-"""Capture the state that the next step depends on from a training, and restore it in the right order."""
+"""Capture everything in a `Training` that its next step depends on, and restore this state in the right order."""
 
 import contextlib
 import copy

@@ -311,8 +311,9 @@ class SeparateRanks(Cooperation):
         return self.number > 1
 
     def watching(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        # If several ranks train the same sample, a check of one rank couldn't compute the rank's gradient. So record no
-        # gradients then.
+        # If several ranks train the same samples together, or a model is split into pipeline stages, one rank alone
+        # can't compute its gradient again to check it. So record checksums of own gradients only if each rank trains
+        # its samples alone.
         is_alone = self.data.count == self.number and self.stages is None
         return self._gradients.watching(model) if is_alone else contextlib.nullcontext()
 

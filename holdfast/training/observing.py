@@ -1,7 +1,7 @@
 """The observation of one step while it is trained: its samples, its updates and its activations.
 
-The observation changes none of the step's results. Afterwards the model has the weights from before the step, so the
-process must end.
+The step itself gets the same bits as without the observation. But then `StepObserver.finish` sets the parameters back
+to their values from before the step, to compute the samples' losses. So this process can't train on, and must end.
 """
 
 import contextlib

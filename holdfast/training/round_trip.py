@@ -83,7 +83,8 @@ def check_round_trip(training: Training, own: Mapping[str, Any], payload: Payloa
             references.put_back()
     names = {name: each for name in found for each, _ in tried if name == each.name or name.startswith(f"{each.name}.")}
     for name, each in names.items():
-        # After the first step an extra of another class may load a state only into an object as it was built.
+        # A resume loads a state into a newly built object. After the first step this object is no longer new, and the
+        # code of another class may load a state rightly only into a new object. So a difference proves nothing then.
         if each.owner is None or is_first or each.target is training.optimizer:
             raise _differs(name, found[name], each.owner)
 

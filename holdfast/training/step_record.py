@@ -97,7 +97,7 @@ class StepRecord:
         unsaved_s: the seconds that rehearsed steps took; the next save counts them as training.
         has_parts: whether the step in progress is recorded with the facts of each rank or share.
         drawn_from: a digest of the generators at the beginning of the step, if `has_parts`.
-        warnings: lines to show a person together with the next save.
+        warnings: warnings for the user, shown together with the next save.
         hints: lines on values of a loop that begin anew after a resume.
         unkept: the copies of the weights that no checkpoint contains.
         note_lines: a function that is called with the trail after each read of numbers.

@@ -32,7 +32,7 @@ OPTIMIZERS = re.compile(
 )
 SCHEDULERS = re.compile(r"lr_scheduler\.|(LR|WarmRestarts|ReduceLROnPlateau)$|get_\w*schedule|get_scheduler")
 GENERATORS = re.compile(r"(^|\.)(Generator|default_rng|RandomState|Random)$")
-# The methods by which a loop uses a scheduler; pytorch_warmup's has the last.
+# The methods that a loop calls on a scheduler. `dampening` is a method of pytorch_warmup's schedulers.
 SCHEDULING = {"step", "get_last_lr", "get_lr", "state_dict", "dampening"}
 CONTAINERS = {"dict", "list", "deque", "collections.deque", "defaultdict", "collections.defaultdict", "Counter", "set"}
 CHANGES = {"append", "appendleft", "extend", "add", "update", "push", "pop", "insert", "setdefault", "clear", "remove"}

@@ -14,9 +14,12 @@ log = logging.getLogger(__name__)
 
 
 def act_on_verdict(journal: Journal, verdict: AuditVerdict, on_fault: OnFault) -> Consequences:
-    """Quarantine the machine that a verdict names, and hold or roll back the run if asked; see `keep_verdict`.
+    """Act on a verdict. Return lines that tell the user what was done, and the audit that is needed next, if any.
 
-    A certified commit may be the one that a rollback had waited for; see `go_back_now`.
+    If the verdict names a machine, quarantine the machine, and hold or roll back the run as ``on_fault`` says; see
+    `keep_verdict`. If no commit is known to be right, a rollback isn't possible yet: return the audit that may find
+    such a commit; see `choose_to_certify`. If the verdict certifies a commit and ``on_fault`` is ``rollback``, make
+    the rollbacks that weren't possible before; see `go_back_now`.
     """
     if verdict.kind == "certified":
         return Consequences(go_back_now(journal) if on_fault == "rollback" else [])

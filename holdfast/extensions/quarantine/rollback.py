@@ -100,10 +100,10 @@ def _nothing_of(journal: Journal, verdict: AuditVerdict) -> str:
 def choose_to_certify(journal: Journal, verdict: AuditVerdict) -> Commit | None:
     """Return the commit to audit next on another host, to find a right commit to which the run can be rolled back.
 
-    `roll_back` has refused, because no commit is known to be right. The commits before the oldest wrong commit are in
-    doubt. The first choice is the newest commit in doubt. After each wrong commit, the next choice
-    is twice as far back, so that a few audits find a right commit. The audit has to begin with `find_base`, so that it
-    certifies the commits before the chosen one, too.
+    Call this when `roll_back` has rolled back nothing, because no commit is known to be right. The commits before the
+    oldest commit known to be wrong are in doubt. Choose the newest of them first. After each audit that finds a wrong
+    commit, double the distance, so that a few audits find a right one. Start the audit at the commit that `find_base`
+    returns: the audit then certifies the commits before the chosen one, too.
 
     Args:
         verdict: a verdict that names a machine.

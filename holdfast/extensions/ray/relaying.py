@@ -203,7 +203,13 @@ class Relay:
             raise cause
 
     def _take(self, node: int, answer: "ray.ObjectRef[Taken]") -> bool:
-        """Pass on the events and the log in a carrier's answer. Return whether to ask the carrier again."""
+        """Send a node's events to the attempt and write its log to stderr. Return whether the node has more to report.
+
+        Only node 0's events are sent. An error of any node, or a lost node, is recorded as a failure.
+
+        Args:
+            answer: the answer of the node's actor (`Carrier`).
+        """
         try:
             taken: Taken = ray.get(answer)
         except RayError as error:

@@ -64,8 +64,8 @@ class History:
         shown: the newest text or picture that the run has shown under each name.
         verdict: the verdict on the newest audited commit; None if no commit was audited.
         certified: the commits that another host has trained again to the same bytes, each with the name of that host.
-        unanswered: a line for each verdict of audits that puts the run's bytes in doubt and that nobody has answered.
-        answered: a line for each such verdict that a person has answered.
+        unanswered: a line for each verdict of audits that puts the run's bytes in doubt; see `list_unanswered`.
+        answered: a line for each verdict that ``holdfast release --reason`` has answered, with the reason.
         chain: up to which commit all commits are certified; see `describe_chain`.
         skips: the skip lists, by number.
         problems: a line for each record that is damaged or lost, or that contradicts an earlier commit.

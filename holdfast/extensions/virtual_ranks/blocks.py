@@ -88,7 +88,9 @@ class BlockSum:
         """
         self._round, self._is_last, self._calls, self._is_done = round_, is_last, 0, False
         self._block.set_requires_gradient_sync(False, recurse=False)
-        if self._parts > 1:  # FSDP2 assembles the replicas' parts after the last round
+        if self._parts > 1:
+            # Each replica has summed different rows of this shard. FSDP2's all-reduce over the replicas joins the rows,
+            # so it may run only after the last round.
             self._block.set_requires_all_reduce(round_.stop == self._shares, recurse=False)
 
     def end_share(self) -> None:

@@ -18,7 +18,7 @@ class Seen:
         attempts: the newest attempts, by number; None for a record that can't be read.
         endings: the endings of these attempts, by number.
         quarantined: the numbers of all quarantined commits.
-        unanswered: a line for each verdict of audits that nobody has answered.
+        unanswered: a line for each verdict of audits that puts the run's bytes in doubt; see `list_unanswered`.
         metadata: the metadata of the newest valid commit; None if it is lost.
         epochs: the number of epochs to train; None if the settings are lost.
         next_stop: the last step of the chunk after the newest commit; None if it isn't known.

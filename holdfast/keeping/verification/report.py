@@ -26,16 +26,19 @@ class VerifyReport(BaseModel):
     """The result of verifying a run.
 
     Attributes:
-        ok: whether there is no problem, and no verdict of audits without an answer.
+        ok: whether ``problems`` and ``unanswered`` are both empty.
         problems: a line for each file that is damaged or lost, or that lacks a trusted signature.
         notes: a line for each irregularity that is harmless, or that the next attempt repairs.
         records: the number of records that were read.
         checkpoints: the results for the checkpoints that were read.
-        verdict: the findings of the run's rehearsals; empty before the first commit.
+        verdict: a sentence on the run's rehearsals; see `describe_resume`. It isn't a verdict of audits. Empty before
+            the first commit.
         covered, uncovered: the files that the signatures cover, and the uncovered files, by kind; empty without
             trusted keys.
         coverage: both lists as lines for a person.
-        unanswered: a line for each verdict of audits that puts the run's bytes in doubt and that nobody has answered.
+        unanswered: a line for each verdict of audits that puts the run's bytes in doubt, with the command to run
+            next. A rollback, audits of two other machines that refute the verdict, or ``holdfast release --reason``
+            removes the line.
     """
 
     run: str

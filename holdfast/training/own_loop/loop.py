@@ -88,13 +88,17 @@ class Step:
         return self._loop.next_batch()
 
     def shares(self) -> Iterator[Any]:
-        """Yield the batches of this step that this rank trains, on the run's device. Call ``backward`` for each batch.
+        """Yield the batches that this rank trains in this step, on the run's device. Call ``backward`` for each batch.
 
-        With ``compute.virtual_ranks`` the batches are this rank's shares of the step's batch, each with random numbers
-        of its own. After the last share the parameters have the mean gradient of all shares, to the same bits on any
-        number of ranks. Without virtual ranks the batches are this rank's own, and their gradients are added as usual.
-        The step begins without gradients. Each number that is logged for several shares is averaged over them. A share
-        consists of ``grad_accum`` batches, so divide their losses by ``grad_accum``.
+        With ``compute.virtual_ranks``, Holdfast divides the step's batch into shares. This rank gets some of the
+        shares, each with its own random numbers, and each share is yielded as ``grad_accum`` batches. After the last
+        share, each parameter's gradient is the mean over all shares, with the same bits on any number of ranks.
+
+        Without virtual ranks, the next ``grad_accum`` batches of this rank are yielded, and their gradients are added
+        as usual.
+
+        In both cases, divide each loss by ``grad_accum``. All gradients are None when the step begins. If several
+        batches log the same number, their mean is recorded.
 
         Raises:
             RecipeError: `shares` was called in this step already, or there is a gradient that no optimizer has used.
@@ -222,7 +226,9 @@ class OwnLoop:
         self._begun: Begun | None = None
         self._step: Step | None = None
         self._noted = Noted()
-        self._warnings: dict[str, str] = {}  # lines to show a person, each once, by the name of their object or number
+        # warnings for the user, each shown once; the keys are "keep NAME" for a kept object and "log NAME" for a logged
+        # number
+        self._warnings: dict[str, str] = {}
         self._has_ended = False
         self._is_at_end = False  # whether only the code after the present epoch's inner loop remains to be run
         self._has_ended_step = False  # whether `_end_step` was called for the present step
