@@ -196,14 +196,15 @@ def read_table(extension: Extension, config: "RunConfig") -> Any:
         return kind.model_validate(config.extensions.get(extension.name, {}))
     except ValidationError as error:
         first = error.errors()[0]
-    name = ".".join(map(str, ["extensions", extension.name, *first["loc"]]))
+    key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         # `holdfast.config` is imported late, because the program imports this module for every command.
         from holdfast.config import did_you_mean
 
-        hint = did_you_mean(str(first["loc"][-1]), kind.model_fields) if len(first["loc"]) == 1 else ""
-        raise ConfigError(f"unknown key {name}", hint=hint)
-    raise ConfigError(f"{name}: {first['msg'].removeprefix('Value error, ')}")
+        hint = did_you_mean(key, kind.model_fields) if len(first["loc"]) == 1 else ""
+        raise ConfigError(f"unknown key extensions.{extension.name}.{key}", hint=hint)
+    name = f"{extension.name}.{key}".rstrip(".")
+    raise ConfigError(f"extensions.{name}: {first['msg'].removeprefix('Value error, ')}")
 
 
 def check_tables(config: "RunConfig") -> None:

@@ -59,7 +59,9 @@ def skip_steps(
                 sign_skips(journal, before, key)
             return SkipResult(before, None, finish_going_back(journal, before))
         if before is not None and finish_going_back(journal, before):
-            continue  # another process wrote this list and hadn't gone back yet: begin again
+            # Another process wrote the list in force, but hadn't rolled back the run yet. The rollback is now done and
+            # has quarantined commits, so read the run again.
+            continue
         if key is not None and known - steps:
             read_skips(journal, [key.trusted])  # the new signature covers the steps of the earlier list, too
         changed = steps - (steps - known) if is_off else steps - (known | _read_own(journal, newest))
@@ -132,21 +134,18 @@ def _find_start(
     Raises:
         WrongUse: see `skip_steps`.
     """
-    run = f"run {journal.run!r}"
+    run, steps_text = f"run {journal.run!r}", steps.named
     if not changed:
         state = "not on its skip list" if is_off else "skipped already"
         raise WrongUse(
-            f"{steps.named} of {run}: {state}", hint=f"holdfast show {journal.store.url} names its skipped steps"
+            f"{steps_text} of {run}: {state}", hint=f"holdfast show {journal.store.url} names its skipped steps"
         )
     if newest is None or steps.last > newest.step:
-        done = f"its newest commit has step {newest.step}" if newest else "it has no commits"
+        reason = f"its newest commit has step {newest.step}" if newest else "it has no commits"
         end = _find_end(journal, newest)
-        done = f"the run ends with step {end}" if end and steps.last > end else done
+        reason = f"the run ends with step {end}" if end and steps.last > end else reason
         hint = "train the run past the skipped steps first" if is_off else ELSE.format(steps=steps)
-        raise WrongUse(
-            f"{steps.named} of {run}: the run has not {'passed' if is_off else 'trained'} that far yet: {done}",
-            hint=hint,
-        )
+        raise WrongUse(f"{run} has not {'passed' if is_off else 'trained'} {steps_text} yet: {reason}", hint=hint)
     first = newest
     for first in journal.walk_back(newest):
         if first.origin and changed.first <= first.step:

@@ -170,7 +170,7 @@ def end_writing(path: str, is_named: "Future[None]", parts: Sequence["Future[Any
             the remaining parts keep their temporary names.
     """
     if not is_named.done():
-        is_named.set_exception(NameTaken(f"{path} isn't this save's folder"))
+        is_named.set_exception(NameTaken(f"{path}: the first part wasn't written, so no other part gets its name"))
     for each in parts:  # if one write failed, cancel the writes that have not started yet
         each.cancel()
     wait(parts)

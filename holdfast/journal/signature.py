@@ -101,7 +101,8 @@ class SigningKey:
         envelope = dump_json(self.seal(statement)) + b"\n"
         if len(envelope) > MAX_ENVELOPE_BYTES:
             raise WrongUse(
-                f"a checkpoint of {len(files)} files is too large to sign", hint="save the checkpoint as fewer files"
+                f"the checkpoint has {len(files)} files: their list is over 1 MiB and can't be signed",
+                hint="raise checkpoint.part_bytes, so that checkpoints have fewer files",
             )
         return envelope
 

@@ -143,7 +143,8 @@ def check_proof_ranks(config: RunConfig, ranks: Sequence[int], kills: int) -> No
     if len({*ranks}) > 1 and not config.compute.is_rank_invariant:
         raise WrongUse(
             f"{option}: without virtual ranks, a different number of ranks may compute different bytes",
-            hint="--set compute.virtual_ranks=8 trains the same bytes on 1 to 8 ranks; --ranks 2 proves one number",
+            hint="--set compute.virtual_ranks=8 gives the same bytes on 1 to 8 ranks; or give --ranks a single number, "
+            "such as --ranks 2",
         )
     if len(ranks) > kills + 1:
         raise WrongUse(

@@ -94,7 +94,9 @@ def _check_settings(function: Function, settings: Mapping[str, Any]) -> BaseMode
         if first["type"] == "missing":
             table = ".".join(["settings", *names[:-1]])
             hint = f"add {names[-1]} under [{table}]" + (f": {description}" if description else "")
-            raise RecipeError(f"{key} is missing", hint=hint) from None
+            raise RecipeError(
+                f"the recipe needs the setting {key}, and the configuration doesn't have it", hint=hint
+            ) from None
         # Leave out the value of an error of the whole model, for example from a validator over several fields, because
         # that value is all settings together.
         value = f" = {first['input']!r}" if names else ""

@@ -124,8 +124,8 @@ def check_model(model: nn.Module, data: DataRanks, *, is_told: bool) -> None:
     for name, together, apart in _list_groups(model):
         if not is_told and len({data.numbers[each] for each in together}) > 1:
             raise RecipeError(
-                f"ranks {_join(together)} share the computation with the tensor {name!r} and need the same samples, "
-                "but each would get different samples and random numbers",
+                f"ranks {_join(together)} hold pieces of the tensor {name!r} and compute with it together, so they "
+                "need the same samples, but each would get different samples and random numbers",
                 hint=HINT,
             )
         if len(apart) > 1 and data.count > 1 and len({data.numbers[each] for each in apart}) == 1:

@@ -146,7 +146,10 @@ def _take_own_step(training: Training) -> tuple[dict[str, torch.Tensor], list[st
     with accelerator.autocast():
         found = step(batch)
     if found is None:
-        raise RecipeError("the recipe's step returned None", hint="return the loss, or numbers to record by name")
+        raise RecipeError(
+            "the recipe's step returned None",
+            hint='return the loss, or a dict of numbers to record, such as {"loss": loss, "accuracy": accuracy}',
+        )
     numbers = found if isinstance(found, Mapping) else {"loss": found}
     if training.gradients is not None:
         training.gradients.end_step()

@@ -71,8 +71,8 @@ def _check_parameter(name: str, parameter: Any, data: DataRanks, *, is_cut: bool
         ranks = parameter.device_mesh.mesh.flatten().tolist() if is_sharded(parameter) else []
         if len({data.numbers[each] for each in ranks}) > 1:
             raise RecipeError(
-                f"ranks {_join(ranks)} share the computation with the tensor {name!r} and need the same samples, but "
-                "virtual ranks would give them different samples",
+                f"ranks {_join(ranks)} hold pieces of the tensor {name!r} and compute with it together, so they need "
+                "the same samples, but virtual ranks would give them different samples",
                 hint=HINT,
             )
         return

@@ -29,10 +29,14 @@ from holdfast.training.tensor_names import list_saved_names
 MODEL, OPTIMIZER = UNITED = "model", "optimizer"
 EQUAL = "schedulers", "scaler"
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
-NAMES = "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
-NAMES += "holdfast docs layouts"
-TIED = "a stage has tied this tensor to another name, or has a different layout of it in memory: leave the other "
-TIED += "name out of the stage: holdfast docs layouts"
+NAMES = (
+    "name the layers of a stage by their number in the whole model, as in nn.ModuleDict({'4': layer}): "
+    "holdfast docs layouts"
+)
+TIED = (
+    "a stage has tied this tensor to another name, or has a different layout of it in memory: leave the other "
+    "name out of the stage: holdfast docs layouts"
+)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class TestOnTheStore:
             with pytest.raises(KeyboardInterrupt):
                 skip(line, str(2 * STEPS_PER_EPOCH))
         with pytest.raises(
-            WrongUse, match=rf"step {last} .*: not trained yet: its newest commit has step {STEPS_PER_EPOCH}"
+            WrongUse, match=rf"has not trained step {last} yet: its newest commit has step {STEPS_PER_EPOCH}"
         ):
             skip(line, str(last))
         assert list_candidates(line) == [1]
@@ -130,8 +130,11 @@ class TestOnTheStore:
     def test_bad_input_is_named(self, line: Line) -> None:
         last = 4 * STEPS_PER_EPOCH
         for text, expected in (
-            (f"{last}-{last + 1}", f"not trained yet: its newest commit has step {last}"),
-            (f"{99 * STEPS_PER_EPOCH}", f"not trained yet: the run ends with step {9 * STEPS_PER_EPOCH}"),
+            (f"{last}-{last + 1}", f"has not trained steps {last}-{last + 1} yet: its newest commit has step {last}"),
+            (
+                f"{99 * STEPS_PER_EPOCH}",
+                f"has not trained step {99 * STEPS_PER_EPOCH} yet: the run ends with step {9 * STEPS_PER_EPOCH}",
+            ),
             ("1", f"can't go back before step 1: .* the oldest one is commit 1 at step {STEPS_PER_EPOCH}"),
         ):
             with pytest.raises(WrongUse, match=expected):
@@ -154,7 +157,7 @@ class TestOnTheStore:
     def test_a_skip_is_taken_back_once_the_run_has_passed_its_steps(self, line: Line) -> None:
         text = str(4 * STEPS_PER_EPOCH)
         skip(line, text)
-        with pytest.raises(WrongUse, match=r"step 40 .*: not passed yet: its newest commit has step 30") as raised:
+        with pytest.raises(WrongUse, match=r"has not passed step 40 yet: its newest commit has step 30") as raised:
             skip(line, text, is_off=True)
         assert raised.value.hint == "train the run past the skipped steps first"
         with pytest.raises(WrongUse, match=r"step 41 .*: not on its skip list"):

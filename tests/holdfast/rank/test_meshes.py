@@ -48,7 +48,8 @@ def test_tensor_parallel_ranks_see_the_same_samples_and_masks(nursery: Lives, tm
     [
         (
             ['settings.told = ""'],
-            "share the computation with the tensor 'blocks.0.up.weight' and need the same samples, but each would",
+            "hold pieces of the tensor 'blocks.0.up.weight' and compute with it together, so they need the same "
+            "samples, but each would",
         ),
         (
             ['settings.told = "tensor"'],

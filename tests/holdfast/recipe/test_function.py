@@ -38,7 +38,7 @@ def test_settings_are_completed_from_the_signature() -> None:
     ("settings", "message", "hint"),
     [
         ({"lrr": 1}, "unknown key settings.lrr", "did you mean lr?"),
-        ({}, "settings.lr is missing", "add lr under"),
+        ({}, "the recipe needs the setting settings.lr, and the configuration doesn't have it", "add lr under"),
         ({"lr": "fast"}, "settings.lr = 'fast'", ""),
     ],
 )
@@ -162,7 +162,11 @@ def test_defaults_of_a_pydantic_model_are_those_of_the_function() -> None:
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({}, r"^settings\.depth is missing$", "add depth under [settings]: the number of layers"),
+        (
+            {},
+            r"^the recipe needs the setting settings\.depth, and the configuration doesn't have it$",
+            "add depth under [settings]: the number of layers",
+        ),
         ({"dept": 1}, r"^unknown key settings\.dept$", "did you mean depth?"),
         ({"depth": "x"}, r"^settings\.depth = 'x': ", "the number of layers"),
         ({"depth": 1, "optimizer": {"rl": 1}}, r"^unknown key settings\.optimizer\.rl$", "known: lr"),

@@ -184,7 +184,10 @@ def test_another_tensor_dimension_of_a_loop_s_own_mesh_is_drift(nursery: Lives, 
     ("program", "message"),
     [
         ("pipelined:two_parts", "can't train the stages of a pipeline: rank 1 has different parameters than rank 0"),
-        ("meshed:experts", "ranks 0, 1 share the computation with the tensor '1.weight' and need the same samples"),
+        (
+            "meshed:experts",
+            "ranks 0, 1 hold pieces of the tensor '1.weight' and compute with it together, so",
+        ),
     ],
     ids=["stages", "experts"],
 )

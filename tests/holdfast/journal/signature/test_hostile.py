@@ -96,6 +96,6 @@ def test_every_envelope_that_can_be_made_can_be_verified() -> None:
     def files(count: int) -> dict[str, str]:
         return {f"epoch-0004/{number:08d}": "00" * 32 for number in range(count)}
 
-    with pytest.raises(WrongUse, match="a checkpoint of 7000 files is too large to sign"):
+    with pytest.raises(WrongUse, match="the checkpoint has 7000 files: their list is over 1 MiB and can't be signed"):
         SIGNING.sign(RUN, NAME, RECORD, files(7000))
     assert verify(SIGNING.sign(RUN, NAME, RECORD, files(6000)), files=files(6000)) == TRUSTED.key_id
