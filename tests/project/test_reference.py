@@ -17,7 +17,7 @@ from holdfast.journal.endings import REASONS
 from tests.conftest import COMMAND_WITHIN_S, ROOT
 from tests.support.api import escape, find_public, spell_text
 from tests.support.pages import DOCS, list_sections
-from tests.support.reference import OF_OTHERS, find_constants, find_messages
+from tests.support.reference import OF_OTHERS, find_constants, find_functions, find_imported, find_messages
 
 CODE = [path for room in ("holdfast", "tasks", "flows", "deployments") for path in sorted((ROOT / room).rglob("*.py"))]
 WITH_VARIABLES = [*CODE, *ROOT.glob("infra/*.py"), ROOT / "tests" / "conftest.py", *ROOT.glob("tests/support/*.py")]
@@ -136,6 +136,28 @@ def test_messages_are_found() -> None:
     assert list(find_messages(tree, find_constants([tree]))) == [
         ("StoreFull", "no `space`", ""),
         ("ConfigError", "log.sinks: no {name}, but {number of name}", "try another"),
+    ]
+
+
+def test_hints_that_are_imported_chosen_or_returned_are_found() -> None:
+    source = (
+        "from holdfast.other import HINT\n"
+        "def suggest(name):\n"
+        '    return f"did you mean {name}?" if name else "known: none"\n'
+        "def check(name, more):\n"
+        '    hint = "first" if name else "second" + (f": {more}" if more else "")\n'
+        '    raise RankDied("it is gone", hint=HINT)\n'
+        '    raise RankDied("no such name", hint=suggest(name))\n'
+        '    raise RankDied("one of two", hint=hint)\n'
+    )
+    tree, other = ast.parse(source), ast.parse('HINT = f"call it"')
+    imported = find_imported(tree, {"holdfast.other": find_constants([other])})
+    assert list(find_messages(tree, imported, find_functions([tree]))) == [
+        ("RankDied", "it is gone", "call it"),
+        ("RankDied", "no such name", "did you mean {name}?"),
+        ("RankDied", "no such name", "known: none"),
+        ("RankDied", "one of two", "first"),
+        ("RankDied", "one of two", "second: {more}"),
     ]
 
 

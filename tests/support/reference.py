@@ -6,8 +6,9 @@ import itertools
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import griffe
@@ -361,17 +362,21 @@ WORDS = re.compile(r"[a-z]{3}")
 
 def make_messages() -> str:
     """Return docs/messages.md: each message in the code with its hint, by the error's class."""
-    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    trees = [ast.parse(path.read_text("utf-8")) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    constants = find_constants(trees)
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    trees = [ast.parse(path.read_text("utf-8")) for path in paths]
+    constants, functions = find_constants(trees), find_functions(trees)
+    modules = {name: find_constants([tree]) for name, tree in zip(names, trees, strict=True)}
     for tree in trees:
-        for name, message, hint in find_messages(tree, constants):
-            found[name].add((message, hint))
+        known = constants | find_imported(tree, modules), functions | find_functions([tree])
+        for name, message, hint in find_messages(tree, *known):
+            found[name][message] |= {hint} - {""}
     lines = [MESSAGES]
     for name in sorted(found):
         lines += [f"## {name}", ""]
-        for message, hint in sorted(found[name]):
-            lines.append(f"- {code(message)}" + (f"; hint: {code(hint)}" if hint else ""))
+        for message, hints in sorted(found[name].items()):
+            lines.append(f"- {code(message)}" + (f"; hint: {' or '.join(map(code, sorted(hints)))}" if hints else ""))
         lines.append("")
     return "\n".join(lines)
 
@@ -380,9 +385,27 @@ def find_constants(trees: Iterable[ast.Module]) -> dict[str, ast.expr]:
     """Return the texts that modules give names in capitals; no name that stands for different texts."""
     found: dict[str, dict[str, ast.expr]] = defaultdict(dict)
     for name, value in (pair for tree in trees for pair in list_assigned(tree.body)):
-        if name.isupper() and isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found[name][value.value] = value
+        if name.isupper() and (is_text(value) or isinstance(value, ast.JoinedStr)):
+            found[name][ast.unparse(value)] = value
     return {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
+
+
+def find_imported(tree: ast.Module, modules: Mapping[str, Mapping[str, ast.expr]]) -> dict[str, ast.expr]:
+    """Return the texts in capitals that source code imports, such as the HINT of one of several modules."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    pairs = [(modules.get(node.module or "", {}), each) for node in imports for each in node.names]
+    return {each.asname or each.name: texts[each.name] for texts, each in pairs if each.name in texts}
+
+
+def find_functions(trees: Iterable[ast.Module]) -> dict[str, list[ast.expr]]:
+    """Return the values that functions return, by the function's name; no name that stands for different functions."""
+    found: dict[str, list[ast.FunctionDef]] = defaultdict(list)
+    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        found[node.name].append(node)
+    return {
+        name: [each.value for each in walk_scope(nodes[0]) if isinstance(each, ast.Return) and each.value is not None]
+        for name, nodes in found.items() if len(nodes) == 1
+    }  # fmt: skip
 
 
 def list_assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
@@ -394,8 +417,17 @@ def list_assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
     return [(target.id, value) for target, value in pairs if isinstance(target, ast.Name)]
 
 
-def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterator[tuple[str, str, str]]:
-    """Yield the class, the message and the hint of each error that source code makes; an empty hint for none."""
+def find_messages(
+    tree: ast.Module,
+    constants: Mapping[str, ast.expr],
+    functions: Mapping[str, Sequence[ast.expr]] = MappingProxyType({}),
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the class, the message and a hint of each error that source code makes; an empty hint for none.
+
+    Args:
+        constants: the texts to which names in capitals refer.
+        functions: the values that functions return, by the function's name; see `find_functions`.
+    """
     names = {each.__name__ for each in list_errors()}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     own = find_constants([tree])  # such as a module's HINT, when other modules give other texts this name
@@ -413,9 +445,26 @@ def find_messages(tree: ast.Module, constants: Mapping[str, ast.expr]) -> Iterat
                 line = max((value.lineno for name, value in chosen), default=call.lineno)
                 near = sorted(before, key=lambda pair: -abs(pair[1].lineno - line))
                 texts = {**constants, **own, **dict(near), **dict(chosen)}
-                message, hint = spell(call.args[0], texts), spell(hints[0], texts) if hints else ""
-                if has_words(message):
-                    yield name, leave_out_optional(message), leave_out_optional(hint) if has_words(hint) else ""
+                message = spell(call.args[0], texts)
+                if not has_words(message):
+                    continue
+                spelled = [spell(each, texts) for hint in hints for each in list_alternatives(hint, texts, functions)]
+                for hint in [*filter(has_words, spelled)] or [""]:
+                    yield name, leave_out_optional(message), leave_out_optional(hint)
+
+
+def list_alternatives(
+    node: ast.expr, texts: Mapping[str, ast.expr], functions: Mapping[str, Sequence[ast.expr]]
+) -> list[ast.expr]:
+    """Return the expressions of which a hint is one: the branches of a condition, and what a function returns."""
+    if isinstance(node, ast.IfExp | ast.BoolOp):
+        branches = node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse)
+        return [found for each in branches for found in list_alternatives(each, texts, functions)]
+    if isinstance(node, ast.Name) and isinstance(texts.get(node.id), ast.IfExp | ast.BinOp | ast.Call | ast.Name):
+        return list_alternatives(texts[node.id], {**texts, node.id: ast.Constant("")}, functions)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
+        return [found for each in functions[node.func.id] for found in list_alternatives(each, texts, {})]
+    return [node]
 
 
 def list_before(
@@ -472,6 +521,11 @@ def spell(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
         return spell(node.left, texts) + spell(node.right, texts)
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "counted":
         return f"{{number}} {spell(node.args[1], texts)}s"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        given = iter(node.args)
+        return re.sub(r"\{\}", lambda _: spell(next(given), {}), spell(node.func.value, texts))
+    if isinstance(node, ast.IfExp) and ast.unparse(node.orelse) == "''":
+        return spell(node.body, texts)
     if isinstance(node, ast.Name):
         known = texts.get(node.id)
         if isinstance(known, ast.Constant | ast.JoinedStr):
