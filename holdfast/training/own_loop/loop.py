@@ -161,7 +161,7 @@ class Adopted:
 
 
 @dataclass(frozen=True)
-class Begun:
+class _Begun:
     """The parts of a loop that exist from its first step on.
 
     Attributes:
@@ -223,7 +223,7 @@ class OwnLoop:
         self._input = LoopInput()
         # the iterators that the loop has got from `Run`, by the method that returned them
         self._given: dict[str, Iterator[Any]] = {}
-        self._begun: Begun | None = None
+        self._begun: _Begun | None = None
         self._step: Step | None = None
         self._noted = Noted()
         # warnings for the user, each shown once; the keys are "keep NAME" for a kept object and "log NAME" for a logged
@@ -490,7 +490,7 @@ class OwnLoop:
     # ---- inside
 
     @property
-    def _inside(self) -> Begun:
+    def _inside(self) -> _Begun:
         assert self._begun is not None, "the loop has begun"
         return self._begun
 
@@ -708,7 +708,7 @@ class OwnLoop:
                 training.record.hints += list_hints(frames, self._is_own, self.is_kept)
             training.record.warnings += self._warnings.values()
             taking = Taking(training, gradients)
-            self._begun = Begun(training, taking, self._serve(training), holders, gradients)
+            self._begun = _Begun(training, taking, self._serve(training), holders, gradients)
         if isinstance(self._input.loader, DataLoaderStateMixin):
             self.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = True
             self._input.loader.begin()

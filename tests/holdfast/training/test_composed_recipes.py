@@ -182,7 +182,7 @@ def test_arguments_that_exclude_each_other_are_refused(parts: dict[str, Any], me
         (
             "criticized",
             {"synchronized": ["nobody"]},
-            "Recipe(synchronized=...): there is no module 'nobody' in Recipe(extras=...)",
+            r"Recipe\(synchronized=...\): there is no module 'nobody' in Recipe\(extras=...\)",
         ),
     ],
 )

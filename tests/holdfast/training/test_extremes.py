@@ -152,7 +152,7 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_settings_that_do_not_fit_the_environment_of_a_rank_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="at most 100000 fit"):
+    with pytest.raises(ConfigError, match="at most 100000 are allowed"):
         load_config(folder / "base.toml", [f'settings.text="{"x" * 200_000}"'])
 
 

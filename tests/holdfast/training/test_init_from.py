@@ -141,10 +141,10 @@ def test_reset_leaves_out_weights_that_only_the_checkpoint_has(tmp_path: Path) -
         (
             {},
             {"extras": ["averaeg"]},
-            "the extra init_from.extras: 'averaeg' is missing in the checkpoint or in the recipe",
+            "init_from.extras: the extra 'averaeg' is missing in the checkpoint or in the recipe",
             "did you mean average?",
         ),
-        ({"groups": 2}, {"load_optimizer": True}, r"groups of \[2, 6\] tensors, .* groups of \[8\]", "= false"),
+        ({"groups": 2}, {"load_optimizer": True}, r"groups have \[2, 6\] tensors, .* groups have \[8\]", "= false"),
     ],
 )  # fmt: skip
 def test_a_mismatch_is_refused_by_name(
@@ -158,7 +158,7 @@ def test_a_mismatch_is_refused_by_name(
 def test_weights_that_only_the_checkpoint_has_are_refused_by_name(tmp_path: Path) -> None:
     training = make(tmp_path, has_value=True)
     train_to(training, 1)
-    with pytest.raises(ConfigError, match=r"the recipe's model has no value.bias"):
+    with pytest.raises(ConfigError, match=r"the recipe's model has no weight value.bias"):
         begin(make(tmp_path), save_state(training, tmp_path))
 
 

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, weights: dict[str, torch.T
     with pytest.raises(ConfigError, match=r"init_from\.load_optimizer: .* contains only weights"):
         begin(folder, tmp_path, load_optimizer=True)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"is missing, although model\.safetensors\.index\.json names it"):
+    with pytest.raises(ConfigError, match=r"is missing, although model\.safetensors\.index\.json lists it"):
         begin(folder, tmp_path)
 
 
