@@ -141,7 +141,7 @@ def test_a_model_in_float64_has_the_same_bits_with_and_without_shards(nursery: L
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("skips", "the forward pass used b in only some shares of the batchlocks.0"),
+        ("skips", "the forward pass used blocks.0 in only some shares of the batch"),
         ("sparse", "sparse gradient"),
         ("rows", "virtual ranks can't train with Adafactor"),
     ],
