@@ -137,8 +137,8 @@ def test_an_audit_refuses_a_start_that_was_pruned_or_is_no_ancestor(
     of_no_ancestor = "commit 3 of run 'toy' doesn't continue from commit"
     pruned = "of run 'toy' can't be replayed: commit 1 was pruned"
     for number, start, error, hint in (
-        ("3", "3", f"--from 3: {of_no_ancestor}", "give an ancestor of commit 3, or 0 for the beginning of the run"),
-        ("3", "9", f"--from 9: {of_no_ancestor}", "give an ancestor of commit 3, or 0 for the beginning of the run"),
+        ("3", "3", f"--from 3: {of_no_ancestor} 3", "give an ancestor of commit 3, or 0 for the beginning of the run"),
+        ("3", "9", f"--from 9: {of_no_ancestor} 9", "give an ancestor of commit 3, or 0 for the beginning of the run"),
         ("3", "1", f"commit 3 {pruned}", "use --from 0, the beginning of the run"),
         ("4", "1", f"commit 4 {pruned}", "begin with the oldest checkpoint that is left: --from 3"),
     ):
@@ -190,7 +190,7 @@ def test_an_audit_that_cannot_be_recorded_is_good(copied: Path, engine: Engine) 
     done = engine.command("audit", str(copied), "--commit", "4")
     assert done.returncode == 0, done.stderr
     assert "replayed to the same bytes" in done.stdout
-    assert "the audit is not on record" in done.stderr
+    assert "the audit's result can't be recorded" in done.stderr
 
 
 def test_commits_to_audit_are_chosen_at_random(run: Path, copied: Path) -> None:
@@ -365,4 +365,4 @@ def test_every_run_of_a_store_is_audited(run: Path, copied: Path, run_flow: RunF
     shutil.rmtree(store / "honest")
     done = run_flow("audit", store=str(store), commits=1, seed=1)
     assert done.returncode == 3, done.stderr
-    assert done.stderr.splitlines()[-1] == f"error: not audited: commit {chosen.number} of run lost"
+    assert done.stderr.splitlines()[-1] == f"error: these commits were not audited: commit {chosen.number} of run lost"
