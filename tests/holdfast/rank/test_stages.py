@@ -157,7 +157,11 @@ def test_another_split_continues_with_the_same_bytes(nursery: Lives, tmp_path: P
             2,
             "before the first step: ranks 0 and 1 have different values in the same rows of model.layers.0.bias",
         ),
-        (['settings.average = ""'], 4, "after the first step: ranks 0 and 1 hold the same rows of model.layers.0."),
+        (
+            ['settings.average = ""'],
+            4,
+            "after the first step: ranks 0 and 1 have different values in the same rows of model.layers.0.",
+        ),
         (['settings.names = "sharded"'], 4, "is sharded in rank 0, and other ranks' models have other names"),
     ],
     ids=["own samples", "wrong groups", "equal names", "some equal names", "no average", "sharded"],
