@@ -45,7 +45,7 @@ def uncover(call: Callable[P, R | State[Any]]) -> Callable[P, R]:
     """Wrap a task's function. If a signal has ended the task, raise the signal's exception, even if an error hides it.
 
     If the signal comes while Prefect is starting a task, Prefect 3.9.1 raises ``ValueError: Task run is not set`` while
-    it handles the signal. Without the wrapper, the attempt would end as failed and save nothing.
+    it handles SIGTERM or Ctrl-C. Without the wrapper, the attempt would end as failed and save nothing.
     """
 
     @functools.wraps(call)
@@ -54,7 +54,7 @@ def uncover(call: Callable[P, R | State[Any]]) -> Callable[P, R]:
             found = call(*arguments, **named)
         except Exception as error:
             for each in _list_contexts(error):
-                if isinstance(each, TerminationSignal):
+                if isinstance(each, TerminationSignal | KeyboardInterrupt):
                     raise each from None
             raise
         if isinstance(found, State):

@@ -16,9 +16,12 @@ def train() -> None:
     """Do nothing."""
 
 
-@pytest.fixture
-def _signalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a signal come while Prefect makes the run of a task, for which it needs a client, but asks no server."""
+@pytest.fixture(params=[TerminationSignal(signal.SIGTERM), KeyboardInterrupt()], ids=["SIGTERM", "Ctrl-C"])
+def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
+    """Let a signal come while Prefect makes the run of a task, for which it needs a client, but asks no server.
+
+    Return the class of the exception that the signal's handler raises.
+    """
 
     class Client:
         client = None
@@ -28,24 +31,23 @@ def _signalled(monkeypatch: pytest.MonkeyPatch) -> None:
             return contextlib.nullcontext(cls())
 
     def make_run(**_: Any) -> None:
-        raise TerminationSignal(signal.SIGTERM)
+        raise request.param
 
     monkeypatch.setattr(task_engine, "SyncClientContext", Client)
     monkeypatch.setattr(task_engine, "_create_task_run_locally", make_run)
+    return type(request.param)
 
 
-@pytest.mark.usefixtures("_signalled")
-def test_a_signal_while_a_task_starts_is_not_taken_for_an_error_of_the_task() -> None:
+def test_a_signal_while_a_task_starts_is_not_taken_for_an_error_of_the_task(told: type[BaseException]) -> None:
     with pytest.raises(ValueError, match="Task run is not set"):
         train()  # Prefect's own way
-    with pytest.raises(TerminationSignal):
+    with pytest.raises(told):
         uncover(train)()
 
 
-@pytest.mark.usefixtures("_signalled")
 @pytest.mark.parametrize("act", [ACTS.open, ACTS.train_chunk])
-def test_the_tasks_of_an_attempt_raise_such_a_signal(act: Any) -> None:
-    with pytest.raises(TerminationSignal):
+def test_the_tasks_of_an_attempt_raise_such_a_signal(told: type[BaseException], act: Any) -> None:
+    with pytest.raises(told):
         act(*[None] * (1 if act is ACTS.open else 2))
 
 
