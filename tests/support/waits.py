@@ -160,4 +160,5 @@ def find_timeouts(settings: dict[str, Any]) -> int:
     assert objects._find_group() is not distributed.group.WORLD, "on GPUs that one is NCCL's"
     assert distributed.get_backend(objects._find_group()) == "gloo"
     assert int(os.environ["WORLD_SIZE"]) == distributed.get_world_size()
+    distributed.barrier()  # a rank that ends now would cut the connections that the others still make
     return 0
