@@ -150,6 +150,7 @@ def test_a_signal_to_one_rank_stops_all_of_them(launched: Launched, reference: s
     check_complete(launched, reference)
 
 
+@IN_SOAK
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_its_launcher_starts_again(tmp_path: Path) -> None:
     hanging = [
@@ -166,6 +167,7 @@ def test_a_rank_that_hangs_is_named_and_its_launcher_starts_again(tmp_path: Path
         launched.kill_all()
 
 
+@IN_SOAK
 @pytest.mark.slow
 def test_of_two_launchers_at_once_the_later_one_owns_the_run(tmp_path: Path) -> None:
     launched = Launched(tmp_path, epochs=10 * EPOCHS)

@@ -23,12 +23,12 @@ from holdfast.machine.self_test import KEY, SelfTest, compare_with_records, find
 from holdfast.rank import description
 from holdfast.store.memory import MemoryStore
 from holdfast.testing.faults import fault, flip
-from tests.conftest import Engine, Reference, assert_same_bytes
+from tests.conftest import IS_SOAK, Engine, Reference, assert_same_bytes
 from tests.support.device import DEVICE
 from tests.support.lives import Lives
 from tests.support.shares import write_config
 
-STARTS = 50
+STARTS = 50 if IS_SOAK else 8
 HERE = SelfTest("node-3", "node-3, GPU 0", "H100", "right", "flags")
 OTHER_BITS = f"{platform.node()} gives different bits than {platform.node()} gave"
 AGAIN = "gave different bits when it computed the same again (matmul)"
