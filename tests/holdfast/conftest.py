@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.lives import Lives
+from tests.support.machines import LONG
 from tests.support.makers import Keys, make_key
 
 
@@ -17,3 +18,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 def fsdp_imported(nursery: Lives) -> None:
     """Spare each rank the import of FSDP2, which takes longer than what most of these tests do."""
     nursery.load("torch.distributed.fsdp")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Lives) -> str:
+    """Return what the run `LONG` prints that was never interrupted, and had one rank on this machine."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = folder / "run.toml"
+    config.write_text("\n".join([*LONG, 'run = "r"', f'store = "{folder}/runs"', 'compute.device = "cpu"']))
+    return nursery.call("tests.support.forked:train", str(config), []).stdout

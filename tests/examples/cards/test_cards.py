@@ -145,7 +145,7 @@ def test_an_evaluation_uses_the_values_of_the_checkpoints_own_step(tmp_path: Pat
         ("policy", {"subaction_temperature_initial": 0.0}, r"settings\.policy\.subaction_temperature_initial = 0\.0"),
         ("policy", {"smoothing_eps_final": 1.5}, r"settings\.policy\.smoothing_eps_final = 1\.5: expected 0 to 1"),
         ("train", {"ent_coef_anneal_end_frac": 2.0}, r"settings\.train\.ent_coef_anneal_end_frac = 2\.0"),
-        ("train", {"ent_coef_anneal_start_frac": 0.5, "ent_coef_anneal_end_frac": 0.1}, "ends before it begins"),
+        ("train", {"ent_coef_anneal_start_frac": 0.5, "ent_coef_anneal_end_frac": 0.1}, "would end before it begins"),
     ],
 )
 def test_an_anneal_that_is_out_of_range_is_named_with_its_table(

@@ -297,7 +297,7 @@ def test_a_stream_with_a_shuffle_buffer_is_refused(tmp_path: Path) -> None:
     done = train(write_config(tmp_path, 1, 'settings.data = "shuffled"'))
     assert done.returncode == 1
     assert (
-        "a HuggingFaceTextDataset can't be resumed exactly: the stream's state leaves out the shuffle buffer"
+        "a HuggingFaceTextDataset, can't be resumed exactly: the stream's state leaves out the shuffle buffer"
     ) in done.stderr
 
 
