@@ -228,8 +228,8 @@ def test_a_slurm_that_kills_the_ranks_with_the_command_is_named(
         with surrounded(config):
             await_equal(lambda: any(each.name == "slurm" for each in threading.enumerate()), False)
     lines = [each for each in caplog.messages if "cgroups" in each]
-    told = "this Slurm tracks processes by cgroups: a kill of this command also kills the ranks"
-    assert lines == ([f"{told}, before they can save; {said}"] if said else [])
+    told = "this Slurm tracks processes by cgroups: a kill of this command also kills the ranks before they can save"
+    assert lines == ([f"{told}, so {said}"] if said else [])
 
 
 def test_without_scontrol_nothing_is_known_of_the_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
