@@ -1,7 +1,6 @@
 """The command ``python -m flows.train``, whose ranks start before Prefect is imported: both take equally long."""
 
 import contextlib
-import importlib
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +44,9 @@ def main(
     # While a flow runs, Prefect replaces this signal handler by its own, and calls this one after the flow has ended.
     signal.signal(signal.SIGTERM, interrupt.end)
     with started_ahead(settings) if settings.where == "here" else contextlib.nullcontext():
-        result = importlib.import_module("flows.train").train_with_server(settings)
+        from flows.train import train_with_server  # imports Prefect
+
+        result = train_with_server(settings)
     if not isinstance(result, TrainResult) or not result.complete:
         raise stopped_early(settings.run)
     print(f"{stamp(sys.stdout)}{result.describe(settings.store)}")

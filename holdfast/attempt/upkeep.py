@@ -31,7 +31,7 @@ class Upkeep:
         line: Line,
         ranks: AttemptRanks,
         fall_back: Callable[[], None],
-        find_compared: Callable[[], int] = lambda: 0,
+        find_compared: Callable[[], int],
     ) -> None:
         """
         Args:

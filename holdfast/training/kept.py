@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from holdfast.data import refuse_inexact
+from holdfast.memory.late_compiler import COMPILER
 from holdfast.provenance.ownership import is_own
 from holdfast.recipe import Recipe, Stateful
 from holdfast.state import Objects, Ties, as_stateful, is_metric
@@ -33,7 +34,7 @@ OWN_EXTRAS = MODES, GRADIENTS, ACCUMULATION, INNER, PRUNED, _ = (
 )  # fmt: skip
 
 # The packages with wrappers of modules that few programs load.
-WITH_WRAPPERS = {"torch._dynamo", "torch.distributed.fsdp", "deepspeed"}
+WITH_WRAPPERS = {COMPILER, "torch.distributed.fsdp", "deepspeed"}
 
 # Where a variable was found: in a user's own loop, or among the framework's objects that an adapter lists.
 LOOP, FRAMEWORK = "loop", "framework"

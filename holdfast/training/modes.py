@@ -210,10 +210,11 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 def _list_tensors(owner: Any) -> dict[str, tuple[Any, object]]:
     """Return, by name, the value and version of each attribute that is a tensor, an array or a container of these."""
+    of_torch = _list_of_torch()
     return {
         key: (value, _version_of(value))
         for key, value in vars(owner).items()
-        if key not in _list_of_torch() and not isinstance(value, nn.Parameter) and _is_of_tensors(value)
+        if key not in of_torch and not isinstance(value, nn.Parameter) and _is_of_tensors(value)
     }
 
 

@@ -19,6 +19,7 @@ from holdfast.cli import EXIT_CODES, app
 from holdfast.errors import HoldfastError
 from holdfast.journal.endings import REASONS, Reason
 from holdfast.machine.environment import CPU_VARIABLES, GPU_VARIABLES, PROCESS_VARIABLES
+from holdfast.memory.switches import NAMES
 from tests.support.api import escape, spell_text
 
 ROOT = Path(__file__).parents[2]
@@ -134,8 +135,8 @@ SET_BY_YOU = {
     "command, by default 180. With 0 the server ends with its command",
     "HOLDFAST_STATE": "the folder in which `make up` stores its database, secret and logs; by default "
     "`~/.local/state/holdfast`",
-    "HOLDFAST_WITHOUT": "optimizations to turn off, separated by commas: `buffers`, `huge pages`, `direct`, "
-    "`priority`, `pinning`. Use it to find the cause of a problem, or to measure a gain: "
+    "HOLDFAST_WITHOUT": f"optimizations to turn off, separated by commas: {', '.join(f'`{each}`' for each in NAMES)}. "
+    "Use it to find the cause of a problem, or to measure a gain: "
     "[performance.md](performance.md)",
 }
 SET_FOR_TESTS = {

@@ -71,26 +71,26 @@ class _Seen:
 
 def make_watch(config: RunConfig, settings: Hangs, heartbeats: Heartbeats, patience: float) -> "Watch":
     """Return the watch over the ranks that have these heartbeats."""
-    watch = Watch(heartbeats, settings.hung_after_s, has_others=config.compute.has_nodes)
-    watch.patience = patience
-    return watch
+    return Watch(heartbeats, settings.hung_after_s, patience, has_others=config.compute.has_nodes)
 
 
 class Watch:
-    """The watch over the ranks of this machine, which finds ranks that hang.
-
-    Attributes:
-        patience: a factor for all bounds, which grows after each hang, because the ranks may only have been slow.
-    """
+    """The watch over the ranks of this machine, which finds ranks that hang."""
 
     def __init__(
-        self, heartbeats: Heartbeats, hung_after_s: float | Literal["auto"], *, has_others: bool = False
+        self,
+        heartbeats: Heartbeats,
+        hung_after_s: float | Literal["auto"],
+        patience: float = 1.0,
+        *,
+        has_others: bool = False,
     ) -> None:
         """
         Args:
+            patience: a factor for all bounds, which grows after each hang, because the ranks may only have been slow.
             has_others: whether the training also has ranks on other machines, which other watches observe.
         """
-        self.patience = 1.0
+        self._patience = patience
         self._has_others = has_others
         self._heartbeats, self._hung_after_s = heartbeats, hung_after_s
         self._seen: dict[int, _Seen] = {}
@@ -144,7 +144,7 @@ class Watch:
         quiet_s = seen.still_s if waits else seen.idle_s
         if self._has_others and seen.beat.has_gpu and place is Place.COMPUTING:
             quiet_s = 0.0  # the rank may wait for a different machine
-        return quiet_s > bound_s or seen.still_s > max(bound_s, UNKNOWN_S * self.patience)
+        return quiet_s > bound_s or seen.still_s > max(bound_s, UNKNOWN_S * self._patience)
 
     def _bound(self, phase: Phase, first_s: float) -> float:
         """Return how long a rank may stay at one place in a phase, in seconds.
@@ -156,7 +156,7 @@ class Watch:
         chosen_s = min(MOST_S, max(LEAST_S, TIMES * longest_s)) if self._hung_after_s == "auto" else self._hung_after_s
         if not longest_s:
             chosen_s = max(chosen_s, first_s)
-        return max(chosen_s, LEAST_TIMES * longest_s) * self.patience
+        return max(chosen_s, LEAST_TIMES * longest_s) * self._patience
 
     def diagnose(self, hung: Mapping[int, Beat], log: Path) -> RankHung:
         """Make each rank write its Python stack into the log, and return the error for the ranks that hang."""

@@ -60,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a process for each rank, which ends after the test; return the watch over them, and their ids."""
     ranks: list[subprocess.Popen[bytes]] = []
 
-    def start(*does: str, has_others: bool = False) -> tuple[Watch, list[int]]:
+    def start(*does: str, patience: float = 1.0, has_others: bool = False) -> tuple[Watch, list[int]]:
         heartbeats = Heartbeats(len(does))
         for rank, each in enumerate(does):
             own = os.environ | {HEARTBEATS_VARIABLE: str(heartbeats.path), "RANK": str(rank)}
@@ -69,7 +69,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         phases = 1 if "first" in does else 3
         await_equal(lambda: [each.phases >= phases for each in heartbeats.read().values()], [True] * len(does))
         heartbeats.close()
-        return Watch(heartbeats, HUNG_AFTER_S, has_others=has_others), [each.pid for each in ranks]
+        return Watch(heartbeats, HUNG_AFTER_S, patience, has_others=has_others), [each.pid for each in ranks]
 
     yield start
     for each in ranks:
@@ -149,8 +149,7 @@ def test_a_watch_that_was_suspended_counts_no_time(start: Start) -> None:
 
 
 def test_a_hang_that_was_none_gives_the_next_ranks_more_time(start: Start) -> None:
-    watch, _ = start("loads")
-    watch.patience = 100.0
+    watch, _ = start("loads", patience=100.0)
     assert look_until_late(watch) == []
 
 
